@@ -108,8 +108,8 @@ TOPLOC_HIDDEN_MAX = 2**16
 """Width of the hidden state. One token must give a polynomial whose degree is worth testing; indices fit 32 bits."""
 
 TOPLOC_DECOYS = 64
-"""Points outside the top k at which a proof is evaluated as well. Who hits the exponents of unknown top-k indices in
-70 % of places hits decoys as often; with up to 12 exponents seen, that survives a chunk with a chance below 1e-9."""
+"""Points outside the top k at which a proof is evaluated too. A forger that hits the exponents of 70 % of unknown top-k
+indices hits decoys as often; with up to 12 exponents seen, it survives a chunk with a chance below 1e-9."""
 
 TOPLOC_DECOY_DRAWS = 128
 """Draws from which the decoys are taken. At most 19 % (192 of 1024 points) are unusable, so half of them suffice."""
@@ -156,7 +156,7 @@ LOGPROB_ERROR_USUAL = 0.7
 LOGPROB_ERROR_MEAN_USUAL = 0.12
 """Default bounds of what is usual in a chunk of 32 tokens: of honest chunks all but one in 300 should be below each.
 Twice the largest of 64 chunks of a model of 135 million parameters in bf16 (6, 1.4, 0.12, 0.010, 0.34, 0.062), so that
-a run that was not calibrated convicts nobody; one that was has its own."""
+a run that was not calibrated convicts no node; one that was has its own."""
 
 EVIDENCE_USUAL = -1
 EVIDENCE_UNUSUAL = 10
@@ -190,8 +190,55 @@ shift would rest on honest completions too rare for a calibration to see: with 2
 EVIDENCE_NOISE_MAX = 50
 """Most that a completion weighs by its noise, either way, in tenths of a power of ten: it takes three to convict."""
 
+MARGIN_RATE = 0.04
+MARGIN_SCALE = 0.05
+"""Default noise of replayed draws: how many tokens of an honest completion lose against the replayed winner, and the
+mean of the exponential distribution that bounds by how much. Tiny models in bf16 measured 0.002 to 0.005 and 0.009, and
+no margin above 0.042 among 115,000 tokens. These are loose, for a run that was not calibrated: together they allow a
+mean margin of 0.002, where a model of 135 million parameters had 0.0016."""
+
+MARGIN_RATE_MIN, MARGIN_RATE_MAX = 1e-6, 0.5
+MARGIN_SCALE_MIN = 1e-6
+"""Bounds of both in a run's terms."""
+
+MARGIN_BETS = ((2.0, 0.0), (1.25, 0.3), (1.0, 0.9), (4.0, 0.5), (16.0, 0.95))
+"""Dishonest work that margins are weighed against: how many times more tokens lose, and how much of the exponential
+decay of their margins is missing. Twice as many that lose by no more; slightly more by slightly more; as many by ten
+times as much, which is what few edits look like where bounds are loose; four times as many by twice as much; and
+answers of which somebody chose every token. No bet is on more tokens that lose than MARGIN_RATE_MAX."""
+
+EDITED_SHARE = 0.1
+"""Part of the completions that the test of single completions takes to be edited: an honest one costs it 0.05 powers of
+ten, so edits in few rows of a file still add up."""
+
+EVIDENCE_MARGIN_MAX = 30
+"""Most that a completion weighs by its margins under one bet, either way, in tenths of a power of ten: no more than a
+calibration with a few thousand completions can verify. It takes three for a file to be invalid and five to convict."""
+
+EVIDENCE_UNLIKELY = 80
+"""The sum from which a file is invalid: not paid, and not fraudulent. Honest noise reaches it with a chance of 1e-8
+from each chunk or completion on."""
+
+EVIDENCE_BETS = len(MARGIN_BETS) + 1
+"""Sums that a verdict carries and the ledger adds up: of each bet on margins, and of the noise of completions."""
+
+BET_WEIGHT_MAX = 10_000
+"""Largest sum that a verdict may state, either way, in tenths of a power of ten."""
+
+EVIDENCE_FILE_MAX = 50
+"""Most that one file adds to what is known of its node in a run, either way: one file, or validators that lie about
+one, never hold a node's pay, and a conviction takes three."""
+
+SUSPICION_AUDITED = 30
+SUSPICION_HELD = 60
+SUSPICION_CONVICTED = 150
+"""What a node's files in a run come to, in tenths of a power of ten, before all of them are audited, its pay is held,
+and it is convicted. Honest noise inside the calibrated bounds starts a sum that gets there with a chance of 1e-3, 1e-6
+and 1e-15 for each audited file and bet: below 1e-9 for a conviction in a hundred thousand files. Pay is held until the
+sum is below SUSPICION_AUDITED again."""
+
 FAR_BEYOND_FACTOR = 4
-"""A number so many times its limit is no noise: a tail that has 1e-9 beyond the limit has 1e-36 beyond this."""
+"""A number this many times its limit is not noise: a tail with 1e-9 beyond the limit has 1e-36 beyond this."""
 
 TOLERANCE_NUMBER_MAX = 100.0
 """A larger bound would allow everything: no margin between tokens of a model is that wide."""
@@ -203,9 +250,17 @@ assert (
     < 1
 )
 assert EVIDENCE_BEYOND_LIMIT + 6 * EVIDENCE_UNUSUAL < EVIDENCE_FRAUDULENT, (
-    "one unlucky chunk among a few unusual ones convicts nobody"
+    "one unlucky chunk among a few unusual ones does not convict"
 )
-assert 2 * EVIDENCE_NOISE_MAX < EVIDENCE_FRAUDULENT, "two noisy completions convict nobody"
+assert 2 * EVIDENCE_NOISE_MAX < EVIDENCE_FRAUDULENT, "two noisy completions do not convict"
+assert 3 * EVIDENCE_MARGIN_MAX < EVIDENCE_FRAUDULENT, "three completions with unlikely margins do not convict"
+assert EVIDENCE_BEYOND_LIMIT < EVIDENCE_UNLIKELY < EVIDENCE_FRAUDULENT, "one unlucky chunk is paid"
+assert EVIDENCE_FILE_MAX < SUSPICION_HELD < 2 * EVIDENCE_FILE_MAX, "no single file holds anybody's pay"
+assert 2 * EVIDENCE_FILE_MAX < SUSPICION_CONVICTED <= 3 * EVIDENCE_FILE_MAX
+assert SUSPICION_AUDITED < SUSPICION_HELD < SUSPICION_CONVICTED, "audits come first, a conviction last"
+assert all(rate >= 1 and 0 <= tilt < 1 for rate, tilt in MARGIN_BETS), (
+    "a bet wins most on what honest noise makes least"
+)
 assert TOPLOC_PROOF_BYTES == 2 + 2 * TOPLOC_K
 assert 0xFF7F < TOPLOC_PRIME < 2**16
 assert TOPLOC_MODULUS_MIN > TOPLOC_K + TOPLOC_DECOYS + TOPLOC_DECOY_DRAWS, "there must always be enough free points"
@@ -281,6 +336,12 @@ ED25519_SIGNATURE_BYTES = 64
 
 COSIGNATURE_TIME_S_MAX = 2**63 - 1
 """Largest cosignature time, fixed by c2sp.org/tlog-cosignature."""
+
+SNAPSHOT_BYTES_MAX = 2**30
+"""Largest snapshot of the ledger state that is read. A state of 100,000 nodes is about 50 MB."""
+
+SNAPSHOT_FORMAT_MAX = 2**16 - 1
+"""Highest number of a snapshot's format."""
 
 assert LOG_ENTRIES_MAX.bit_length() + 1 <= PROOF_HASHES_MAX, "every honest proof must fit"
 assert TILE_HASHES == 2**TILE_HEIGHT, "a tile is a perfect subtree of hashes"
@@ -458,6 +519,10 @@ READ_PROOF_PROBES = 16
 READ_PROOF_BYTES = 2 * READ_PROOF_PROBES
 """An int16 each."""
 
+READ_BLOCK_TOKENS = 8192
+"""Tokens of prompts and outputs that a validator reads before it weighs the evidence again: enough to keep a GPU busy,
+and the most that is read in vain once the evidence convicts."""
+
 READ_PROOF_ERROR_MAX = 0.25
 """Root mean square by which honest read proofs may differ."""
 
@@ -470,15 +535,51 @@ QUORUM_MAX = 15
 ROUNDS_MAX = 16
 """Most rounds of draws for one submission, the appeal's included."""
 
+FINDINGS_MAX = 4
+"""Findings about one submission that judges dismiss before no more are taken: each costs a quorum of readings."""
+
 READERS_MAX = ROUNDS_MAX * QUORUM_MAX
 """Most validators of one submission."""
+
+RANDOMNESS_KEY_BYTES = 96
+RANDOMNESS_SIGNATURE_BYTES = 48
+RANDOMNESS_SECRET_BYTES = 32
+"""A compressed point of G2, of G1, and a scalar of BLS12-381, as drand's scheme bls-unchained-g1-rfc9380 uses them."""
+
+RANDOMNESS_PERIOD_S_MAX = 3600
+"""Longest time between two rounds of a randomness chain. Beacons and draws wait for one."""
+
+DRAW_MARGIN_MS = 2 * 10_000
+DRAW_MARGIN_MS_MAX = 3_600_000
+"""Time between a noted head and the first round that may be drawn from. Two heartbeats: in the first a validator gets
+the head, with the second it returns its cosignature."""
+
+WITNESSES_MAX = 64
+"""Most validators that are asked to cosign one head for a run. A third of all validators lying has the majority of 64
+drawn ones in one head of 700; 33 cosignatures are 3.2 kB in the log."""
+
+RUNS_SERVED_MAX = 16
+"""Most runs that one validator registers for."""
+
+COSIGNATURES_MAX = 256
+"""Most cosignatures in one entry: of the witnesses of all runs that wait for the round. 256 are 25 kB."""
 
 INSPECTORS_MAX = 16
 """Nodes of the operator's that read judged files of one run again."""
 
+READ_FLOP_PER_US = 10**7
+"""10 TFLOP/s: what a slow validator's GPU sustains. A run's default time to read a token follows from it, for two
+forward passes: one in each precision."""
+
+READ_US_PER_TOKEN_MIN = 200
+"""Least default, in microseconds: the checks of a token's draw and proof cost time whatever the model's size."""
+
+READ_US_PER_TOKEN_MAX = 10**6
+"""A token in a second: slower machines judge nothing in time."""
+
 LEASE_SLOTS_MAX = 4096
 LEASE_MS_MAX = 24 * 3_600_000
-"""Longest lease. A lost node holds its slots no longer than this even if nobody looks."""
+"""Longest lease, and so the longest time that a lost node can block its slots."""
 
 LINEAGE_MAX = 1500
 """Most submissions named by one checkpoint: 1,500 digests are 51 kB, and an entry may have 65,535 bytes."""
@@ -499,6 +600,34 @@ SUBMISSION_TOKENS_MAX = LEASE_SLOTS_MAX * SAMPLES_MAX * 2**20
 assert (SUBMISSION_TOKENS_MAX * FLOP_PER_TOKEN_MAX + 2**63 * FLOP_PER_CONTEXT_TOKEN_MAX) // FLOP_PER_UNIT < 2**63
 assert ROUNDS_MAX * QUORUM_MAX <= 256, "the verdicts on one submission must stay a page"
 
+# --- Unsolicited entries ---------------------------------------------------------------------------------------------
+
+REGISTRATION_MS = 600_000
+"""Least time between two registrations of one key, and between two delegations that it brings. A node whose address
+changes every ten minutes serves no peer."""
+
+OWNER_ENTRY_MS = 600_000
+"""An owner may write one entry about its accounts and nodes in this time, without being asked: 144 a day."""
+
+OWNER_ENTRIES_BURST = 1024
+"""How many of them an owner may save up: 256 nodes that register, are delegated to, get stake and give it back."""
+
+ENTRY_VALUE_NANO = 10**9
+"""A key with less than one token as balance or stake writes free entries, which come out of one budget for all such
+keys. Keys cost nothing; a token behind each of them does."""
+
+FREE_BYTE_MS = 20
+"""Time for which one byte of a free entry uses up that budget: 4.3 MB a day, or 10,000 honest newcomers."""
+
+FREE_BURST_MS = 24 * 3_600_000
+"""How much of the budget may be saved up: a day's, so that thousands of nodes can join at once."""
+
+FREE_BYTES_PER_DAY = FREE_BURST_MS // FREE_BYTE_MS
+"""Most bytes by which keys without value grow the log in a day, on average; in one day at most twice as many."""
+
+assert REGISTRATION_MS > ENVELOPE_LIFE_MS_MAX, "a registration that is sent again meets the first one in the state"
+assert LOG_ENTRY_BYTES_MAX * FREE_BYTE_MS < FREE_BURST_MS, "the largest entry fits the budget"
+
 # --- Work in flight -------------------------------------------------------------------------------------------------
 
 HEARTBEAT_MS = 10_000
@@ -510,11 +639,21 @@ LATE_MS = 3 * HEARTBEAT_MS
 LOST_MS = 12 * HEARTBEAT_MS
 """Without a beat for this long a node counts as gone. Its leases run on, and others get twins of them."""
 
+REVEAL_MS = 6 * HEARTBEAT_MS
+"""How long a validator has to give the verdict that it committed to. It hears with a heartbeat that it may; two may
+get lost, and a node that was killed needs half a minute to start again."""
+
 LEASES_OPEN_MAX = 16
 """Most leases of one node that are open at once."""
 
 AUDITS_LISTED_MAX = 64
 """Most audits named in one heartbeat reply; the rest follow with the next."""
+
+UPDATES_LISTED_MAX = 32
+"""Most updates about submissions in one heartbeat reply, about 8 kB; the rest follow with the next."""
+
+ACCEPTED_LISTED_MAX = 256
+"""Most accepted submissions in one reply to the trainer, about 80 kB."""
 
 LEASE_TARGET_MS = 60_000
 """How long a lease should take the node it is sized for: long enough to batch, short enough to lose."""
@@ -525,8 +664,10 @@ LEASE_SLACK = 4
 UPLOAD_URL_CHARS_MAX = 4096
 """Longest presigned URL. S3's have 400 to 1,600 characters, the longest with a session token."""
 
+assert DRAW_MARGIN_MS >= 2 * HEARTBEAT_MS, "a head must reach validators and their cosignatures must return"
 assert LATE_MS >= 3 * HEARTBEAT_MS, "a node is not late before two beats were lost"
 assert LOST_MS > LATE_MS
+assert REVEAL_MS > LATE_MS, "a validator that lost two beats must still be able to give its verdict"
 assert LEASE_SLACK * LEASE_TARGET_MS < LEASE_MS_MAX
 
 # --- Gossip ---------------------------------------------------------------------------------------------------------
@@ -544,7 +685,7 @@ GOSSIP_MANIFESTS_MAX = 8
 """Most manifests named in one serving record: keyframe and deltas of the last few steps."""
 
 TREE_DEPTH_MAX = 64
-"""Deepest place in the tree that is spoken of. With two children each, 2^20 nodes are 20 deep."""
+"""Largest depth in the broadcast tree that a record may state. With two children each, 2^20 nodes are 20 deep."""
 
 SLOTS_FREE_MAX = 4096
 
@@ -562,7 +703,7 @@ HEADS_PER_S = 8
 second on a full core, and each message passes every node once: this leaves half of the core to others."""
 
 GOSSIP_REPEATS = 3
-"""An envelope lives for so many repetitions: two may get lost."""
+"""Repetitions for which an envelope lives: two may get lost."""
 
 GOSSIP_LIFE_MS_MIN = 120_000
 """Shortest life of gossip: a sender whose clock is CLOCK_SKEW_MS_MAX behind is still heard."""
@@ -579,6 +720,22 @@ HEADS_BURST = 4
 HEADS_SENDER_PER_S = 0.2
 """Seen heads of one node that are passed on. Heads come once a second at most; every fifth is enough to compare."""
 
+ACCUSATIONS_BURST = 4
+ACCUSATIONS_SENDER_PER_S = 0.05
+"""Accusations of one node that are passed on. A node that found a broken rule repeats it every GOSSIP_REPEAT_MS."""
+
+ACCUSED_LEAF_BYTES_MAX = 8 * 2**10
+"""Largest leaf that an accusation carries; of a larger one it carries the hash. Honest leaves have 300 to 1,500."""
+
+ACCUSATION_CHARS_MAX = 400
+"""Longest text of an accusation."""
+
+LIVE_CLOCK_MS_MAX = ENVELOPE_LIFE_MS_MAX
+"""How far the time of an entry may lie outside the time in which a node saw it appear, before the node accuses the log.
+An entry can be this old when it is first shown: its envelope lives that long, so a coordinator whose database stalls
+for a while still logs it. It also covers both clocks (CLOCK_SKEW_MS_MAX each) and a slow reply. A false accusation
+stops honest validators, and five minutes gain a coordinator little: draws do not depend on `at_ms`."""
+
 GOSSIP_SENDERS_MAX = 2**16
 """Most senders remembered, each counted for every kind and run: 30,000 nodes, about 40 MB."""
 
@@ -589,16 +746,17 @@ GOSSIP_SEEN_MAX = 2**16
 """Most accepted frames whose digests are kept. Beyond it copies are still known, by their sequence numbers."""
 
 PEER_RECORDS_MAX = 32
-"""Most peer cards in one answer. A node that knows so many peers is not alone any more."""
+"""Most peer records in one answer. A node that knows this many peers is well connected."""
 
 PEER_RECORD_BYTES_MAX = 4096
-"""Largest envelope of a peer card: ADDRESSES_MAX addresses take under 2 kB."""
+"""Largest envelope of a peer record: ADDRESSES_MAX addresses take under 2 kB."""
 
 RELAY_FRAMES_MAX = 64
 RELAY_SERVING_MAX = 32
 RELAY_HEADS_MAX = 8
-"""Frames in one answer of the coordinator's records, serving records among them, and seen heads. A few dozen parents
-are more than a node ever tries; who asks again gets others."""
+RELAY_ACCUSATIONS_MAX = 4
+"""Frames in one answer of the coordinator's records, serving records among them, seen heads, and accusations. A few
+dozen parents are more than a node ever tries; the next request gets others."""
 
 RELAY_WAIT_MS_MAX = 20_000
 """Longest time that a question for records waits for news: home routers forget a silent connection after 30 s."""
@@ -613,7 +771,13 @@ assert (
 )
 assert GOSSIP_NOTE_BYTES_MAX + 1024 < GOSSIP_FRAME_BYTES_MAX
 assert ADDRESSES_MAX * (ADDRESS_CHARS_MAX + 3) + 1024 < PEER_RECORD_BYTES_MAX <= GOSSIP_FRAME_BYTES_MAX
-assert RELAY_SERVING_MAX + RELAY_HEADS_MAX < RELAY_FRAMES_MAX, "announcements come first, and always fit"
+assert GOSSIP_NOTE_BYTES_MAX + ACCUSED_LEAF_BYTES_MAX + PROOF_HASHES_MAX * 34 + 4 * ACCUSATION_CHARS_MAX + 1024 < (
+    GOSSIP_FRAME_BYTES_MAX
+), "the largest accusation fits a frame"
+assert LIVE_CLOCK_MS_MAX > 4 * CLOCK_SKEW_MS_MAX, "two honest clocks and a slow reply must fit"
+assert RELAY_SERVING_MAX + RELAY_HEADS_MAX + RELAY_ACCUSATIONS_MAX < RELAY_FRAMES_MAX, (
+    "announcements come first, and always fit"
+)
 assert RELAY_FRAMES_MAX * GOSSIP_FRAME_BYTES_MAX < FRAME_BYTES_MAX, (
     "an answer full of the largest frames is one envelope"
 )

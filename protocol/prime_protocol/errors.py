@@ -1,6 +1,6 @@
-"""Whose fault it is: ours, or the one who sent us something.
+"""Whose fault an error is: ours, or that of the party who sent us something.
 
-There is no third class. A bug of ours is an AssertionError and goes up; nobody catches it.
+There is no third class. A bug of ours is an AssertionError. It is not caught; the supervisor reports it.
 """
 
 
@@ -14,7 +14,9 @@ class RemoteError(Exception):
     `field` is the path of the offending value (`manifest.shards[3].digest`), so that the peer's author can find it.
     """
 
-    def __init__(self, field: str, problem: str) -> None:
+    def __init__(self, field: str, problem: str, *, retry_after_ms: int = 0) -> None:
         super().__init__(f"{field}: {problem}")
         self.field = field
         self.problem = problem
+        self.retry_after_ms = retry_after_ms
+        """When the same would pass a limit; 0 where time changes nothing."""

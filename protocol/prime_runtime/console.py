@@ -4,14 +4,22 @@ Untrusted text is printed literally: rich interprets no markup, links or emoji i
 """
 
 import json
-from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 from rich.text import Text
 
@@ -64,6 +72,19 @@ class CommandOutput:
         progress = Progress(*columns, console=self._console, transient=True, disable=not self.is_terminal)
         progress.add_task(text, total=None)
         return progress
+
+    @contextmanager
+    def progress_bar(self, text: str) -> Iterator[Callable[[int, int], None]]:
+        """A progress bar; the function that it gives takes what is done and the total. Prints nothing in a pipe."""
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+        )
+        with Progress(*columns, console=self._console, transient=True, disable=not self.is_terminal) as progress:
+            task = progress.add_task(text, total=None)
+            yield lambda done, total: progress.update(task, completed=done, total=total)
 
     def table(self, headers: Sequence[str], rows: Iterable[Sequence[str]], *, title: str = "") -> Table:
         """A terminal that is too narrow folds ids and never truncates them: people copy them."""

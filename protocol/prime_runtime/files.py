@@ -1,6 +1,7 @@
 """Writing files that must never be half there or readable by others."""
 
 import os
+import secrets
 from pathlib import Path
 
 from prime_protocol.errors import LocalError
@@ -23,19 +24,18 @@ def write_atomic(path: Path, data: bytes, *, mode: int = 0o666) -> None:
 
 
 def write_private_file(path: Path, text: str) -> None:
-    """Create a secret file with mode 0600. An existing file may be the only copy of a secret, so it stays."""
+    """Create a secret file with mode 0600, whole or not at all. An existing file may be the only copy, so it stays."""
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(4)}.draft")
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    except FileExistsError:
-        raise LocalError(f"{path} exists and is kept; choose another name") from None
-    except OSError as error:
-        raise LocalError(f"cannot write {path}: {error.strerror}") from None
-    try:
-        with os.fdopen(fd, "w") as file:
+        with open(draft, "x", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             file.write(text)
             file.flush()
             os.fsync(file.fileno())
+        # A link, unlike a rename, never replaces: of two processes that create a key, one is refused.
+        os.link(draft, path)
+    except FileExistsError:
+        raise LocalError(f"{path} exists and is kept; choose another name") from None
     except OSError as error:
-        # Half a key would look like a key and be kept forever.
-        path.unlink(missing_ok=True)
         raise LocalError(f"cannot write {path}: {error.strerror}; {ADVICE}") from None
+    finally:
+        draft.unlink(missing_ok=True)

@@ -4,23 +4,22 @@ The coordinator fills a mirror folder; anyone may copy and serve it. Readers bou
 it, and the caller verifies the content.
 
 A snapshot is the ledger state after some entry, so that a start need not replay the whole log. It is only a cache: a
-damaged one, or one from other code, is ignored and the log is replayed. The caller checks that it belongs to its log.
+damaged one is ignored and the log is replayed. The caller checks that it belongs to its log.
 """
 
-import io
 import logging
-import pickle
+import re
 from collections.abc import Iterator
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 from aiohttp import web
 
 import prime_protocol
 from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.snapshot import compute_snapshot_digest, decode_snapshot, encode_snapshot
 from prime_protocol.ledger.state import LedgerState
 from prime_protocol.log.tiles import (
     CHECKPOINT_PATH,
@@ -31,10 +30,13 @@ from prime_protocol.log.tiles import (
     list_new_bundles,
     parse_tile_path,
 )
+from prime_protocol.wire.ids import NetworkId
 from prime_runtime.files import write_atomic
 
 log = logging.getLogger(__name__)
 
+SNAPSHOT_FOLDER = "snapshot"
+SNAPSHOT_NAME = re.compile("[1-9][0-9]{0,18}")
 BUNDLE_BYTES_MAX = TILE_HASHES * (LENGTH_BYTES + LOG_ENTRY_BYTES_MAX)
 
 
@@ -107,56 +109,46 @@ async def serve_tile(mirror: Path, name: str) -> web.StreamResponse:
     return web.FileResponse(path, headers={"Content-Type": "application/octet-stream", "Cache-Control": CACHE_FOREVER})
 
 
-SNAPSHOT_MAGIC = b"prime-coordinator state 1\n"
-SNAPSHOT_HEAD_BYTES = len(SNAPSHOT_MAGIC) + 2 * DIGEST_BYTES
-SNAPSHOT_TYPES = {
-    ("builtins", "frozenset"),
-    ("builtins", "range"),
-    ("builtins", "set"),
-    ("collections", "Counter"),
-    ("collections", "OrderedDict"),
-    ("collections", "deque"),
-}
-"""Types in a state besides our own."""
+# --- Snapshots of the state -------------------------------------------------------------------------------------------
 
 
-def write_snapshot(path: Path, state: LedgerState) -> None:
-    """Replace the snapshot atomically."""
-    body = pickle.dumps(state, protocol=5)
-    write_atomic(path, SNAPSHOT_MAGIC + compute_code_digest() + sha256(body).digest() + body, mode=0o600)
+def snapshot_path(name: int | str) -> str:
+    """Where a mirror has the snapshot after that many entries."""
+    return f"{SNAPSHOT_FOLDER}/{name}"
 
 
-def read_snapshot(path: Path) -> LedgerState | None:
-    """The state in a snapshot; None if this code could not have written it."""
+def list_snapshots(mirror: Path) -> list[int]:
+    """Sizes of the snapshots in a mirror, newest first."""
+    names = [path.name for path in (mirror / SNAPSHOT_FOLDER).glob("*")]
+    return sorted((int(name) for name in names if SNAPSHOT_NAME.fullmatch(name)), reverse=True)
+
+
+async def serve_snapshot(mirror: Path, name: str) -> web.StreamResponse:
+    """The log notes its digest, see `SnapshotNoted`."""
+    path = mirror / snapshot_path(name)
+    if not SNAPSHOT_NAME.fullmatch(name) or not path.is_file():
+        return web.Response(status=404, text="there is no such snapshot; only the newest are kept\n")
+    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream", "Cache-Control": CACHE_FOREVER})
+
+
+def write_local_snapshot(path: Path, network: NetworkId, state: LedgerState) -> None:
+    """Replace a snapshot that only this program reads, and that no log notes; its digest comes first."""
+    data = encode_snapshot(network, state)
+    write_atomic(path, compute_snapshot_digest(data) + data, mode=0o600)
+
+
+def read_local_snapshot(path: Path, network: NetworkId) -> LedgerState | None:
+    """The state in it; None if there is none, or it is damaged or of another format."""
     try:
         data = path.read_bytes()
+        if data[:DIGEST_BYTES] != compute_snapshot_digest(data[DIGEST_BYTES:]):
+            raise RemoteError("snapshot", "is damaged")
+        return decode_snapshot(network, data[DIGEST_BYTES:])
     except FileNotFoundError:
         return None
-    except OSError as error:
-        log.warning("cannot read %s: %s", path, error.strerror)
+    except (OSError, RemoteError) as error:
+        log.warning("%s is ignored: %s", path, error)
         return None
-    body = data[SNAPSHOT_HEAD_BYTES:]
-    if data[:SNAPSHOT_HEAD_BYTES] != SNAPSHOT_MAGIC + compute_code_digest() + sha256(body).digest():
-        log.info("%s is damaged or from another release, and is ignored", path)
-        return None
-    try:
-        state = _StateUnpickler(io.BytesIO(body)).load()
-    except Exception as error:  # boundary: whatever a forged file does to the reader, the log can be replayed
-        log.warning("%s cannot be read: %r", path, error)
-        return None
-    return state if isinstance(state, LedgerState) else None
-
-
-class _StateUnpickler(pickle.Unpickler):
-    """Creates only the types of a state: a pickle can name any function and have it called."""
-
-    def find_class(self, module: str, name: str) -> Any:
-        is_ours = module.startswith("prime_protocol.") and "." not in name
-        if is_ours or (module, name) in SNAPSHOT_TYPES:
-            found = super().find_class(module, name)
-            if isinstance(found, type):
-                return found
-        raise pickle.UnpicklingError(f"{module}.{name} is not a type of a state")
 
 
 @cache

@@ -195,7 +195,7 @@ class _PrivateFile(logging.handlers.RotatingFileHandler):
     is_broken = False
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """Report a full disk once on stderr; the program goes on."""
+        """Report a full disk once on stderr; the program continues."""
         error = sys.exc_info()[1]
         if not isinstance(error, OSError):
             super().handleError(record)

@@ -1,7 +1,8 @@
 """The files of a checkpoint besides its tensors: model shape, end tokens, tokenizer, prompt template.
 
 The files come from the run's trainer and are untrusted: bounded size, strict JSON, and nothing in them may name code to
-run. This module needs neither torch nor transformers, so the daemon can tokenize prompts without an engine.
+run. The tokenizer is used in a process of its own (tokenizer_process.py). This module needs neither torch nor
+transformers, so the daemon can tokenize prompts without an engine.
 """
 
 import re
@@ -21,6 +22,7 @@ from prime_protocol.constants import (
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import Digest, digest_fields
 from prime_protocol.wire.strict_json import parse_json
+from prime_runtime.tokenizer_process import DEFAULT_LIMITS, TokenizerLimits, TokenizerProcess
 
 CONFIG_FILE, GENERATION_FILE, TOKENIZER_FILE, PROMPT_FILE = (
     "config.json",
@@ -71,6 +73,7 @@ class ModelFiles:
     digest: Digest
     tokenizer_json: bytes
     prompt_text: str | None
+    tokenizer_limits: TokenizerLimits = DEFAULT_LIMITS
 
     @classmethod
     def open(cls, folder: Path) -> "ModelFiles":
@@ -102,42 +105,34 @@ class ModelFiles:
             prompt_text=parse_prompt(contents[PROMPT_FILE]) if PROMPT_FILE in contents else None,
         )
 
-    def encode_prompt(self, text: str) -> list[int]:
-        """Tokens of a task's prompt, inserted into prompt.txt if there is one."""
-        if self.prompt_text is not None:
-            text = self.prompt_text.replace(PROMPT_PLACEHOLDER, text)
-        try:
-            tokens: list[int] = self.tokenizer.encode(text, add_special_tokens=False).ids
-        except Exception as error:  # boundary: the tokenizers library raises nothing narrower
-            raise LocalError(
-                f"{TOKENIZER_FILE} of {self.folder} cannot encode the prompt {text[:80]!r}: {error}"
-            ) from None
-        if not tokens:
-            raise LocalError(f"{TOKENIZER_FILE} of {self.folder} gives no tokens for the prompt {text[:80]!r}")
-        if max(tokens) >= self.vocabulary:
-            raise LocalError(
-                f"{TOKENIZER_FILE} of {self.folder} gives token {max(tokens)}, the model has {self.vocabulary}"
-            )
-        return tokens
+    def encode_prompts(self, prompts: Sequence[str]) -> list[list[int]]:
+        """Tokens of the prompts of tasks, each inserted into prompt.txt if there is one. Use a thread: it may wait."""
+        template = self.prompt_text
+        return self.encode_texts(
+            [prompt if template is None else template.replace(PROMPT_PLACEHOLDER, prompt) for prompt in prompts]
+        )
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of tokens, including the end token."""
-        text: str = self.tokenizer.decode(list(tokens), skip_special_tokens=False)
-        return text
+    def encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
+        """Tokens of texts as they are. LocalError where one has none, or one that the model does not have."""
+        found = self.tokenizer.encode(texts)
+        for text, tokens in zip(texts, found, strict=True):
+            if not tokens:
+                raise LocalError(f"{TOKENIZER_FILE} of {self.folder} gives no tokens for the text {text[:80]!r}")
+            if max(tokens) >= self.vocabulary:
+                raise LocalError(
+                    f"{TOKENIZER_FILE} of {self.folder} gives token {max(tokens)}, the model has {self.vocabulary}"
+                )
+        return found
+
+    def decode(self, token_lists: Sequence[Sequence[int]]) -> list[str]:
+        """Texts of lists of tokens, including the end token. Use a thread: it may wait."""
+        return self.tokenizer.decode(token_lists)
 
     @cached_property
-    def tokenizer(self) -> Any:
-        """Parsed on first use: an engine never needs it, and a large one takes a second."""
-        from tokenizers import Tokenizer
-
-        try:
-            tokenizer = Tokenizer.from_buffer(self.tokenizer_json)
-        except Exception as error:  # boundary: the tokenizers library raises nothing narrower
-            raise LocalError(f"{TOKENIZER_FILE} of {self.folder} cannot be read: {error}") from None
-        # Never truncate or pad a prompt, whatever settings the file was saved with.
-        tokenizer.no_truncation()
-        tokenizer.no_padding()
-        return tokenizer
+    def tokenizer(self) -> TokenizerProcess:
+        """Its process starts on first use: an engine never needs it, and a large file takes seconds to read."""
+        name = f"{TOKENIZER_FILE} of {self.folder}"
+        return TokenizerProcess(self.tokenizer_json, name, limits=self.tokenizer_limits)
 
 
 def digest_model_files(folder: Path) -> Digest:

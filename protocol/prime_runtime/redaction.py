@@ -55,10 +55,6 @@ class Secret:
             [core_schema.is_instance_schema(cls), core_schema.no_info_after_validator_function(cls, text)]
         )
 
-    @classmethod
-    def __get_pydantic_json_schema__(cls, schema: object, handler: object) -> dict[str, str]:
-        return {"type": "string", "format": "password"}
-
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret cannot be pickled; reveal it where it is used")
 

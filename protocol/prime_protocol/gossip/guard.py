@@ -1,7 +1,7 @@
-"""Which gossip is worth passing on: true to form, in time, new, and said by one who may say it, not too often.
+"""Which gossip a node accepts and forwards: well-formed, valid in time, new, by a permitted sender, within its rate.
 
-It stands before everything that forwards or believes a gossiped message, whichever way it came. Memory is bounded:
-when it is full of what still lives, newcomers are passed over and those already known are not disturbed.
+Every frame passes the guard before it is used or forwarded, over libp2p and over HTTP alike. Memory is bounded: when it
+is full of live entries, messages of new senders are ignored, and known senders are not affected.
 """
 
 from collections.abc import Callable
@@ -11,6 +11,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from prime_protocol.constants import (
+    ACCUSATIONS_BURST,
+    ACCUSATIONS_SENDER_PER_S,
     ANNOUNCED_BURST,
     ANNOUNCED_SENDER_PER_S,
     GOSSIP_SEEN_MAX,
@@ -23,18 +25,19 @@ from prime_protocol.constants import (
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.messages import CheckpointAnnounced, GossipKind, ReceivedGossip, decode_gossip
-from prime_protocol.wire.envelope import BUCKET_MS, check_time
+from prime_protocol.wire.envelope import check_time
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.wire.seen_messages import SeenMessages
 
 SenderPermission = Callable[[RunId, NodeId], bool]
-"""May this node say this in this run? Called from any thread, so it only looks something up."""
+"""Whether this node may send this in this run. Called from any thread, so it must only read."""
 
 TOLERATED_FIELDS = frozenset({"Payload.version"})
-"""What an honest peer with other software may pass on to us."""
+"""Fields that may be wrong in a frame from an honest peer with another software version."""
 
 
 class GossipRateLimit(NamedTuple):
-    """Messages of one sender and kind: so many at once after a pause, and so many a second for ever."""
+    """Messages of one sender and kind: the burst after a pause, and the sustained rate."""
 
     burst: int
     per_s: float
@@ -44,26 +47,27 @@ GOSSIP_RATE_LIMITS = {
     GossipKind.ANNOUNCED: GossipRateLimit(ANNOUNCED_BURST, ANNOUNCED_SENDER_PER_S),
     GossipKind.SERVING: GossipRateLimit(SERVING_BURST, SERVING_SENDER_PER_S),
     GossipKind.HEAD_SEEN: GossipRateLimit(HEADS_BURST, HEADS_SENDER_PER_S),
+    GossipKind.ACCUSATION: GossipRateLimit(ACCUSATIONS_BURST, ACCUSATIONS_SENDER_PER_S),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class GossipAccepted:
-    """New and well-formed: use it and pass it on."""
+    """New and well-formed: use it and forward it."""
 
     gossip: ReceivedGossip
 
 
 @dataclass(frozen=True, slots=True)
 class GossipIgnored:
-    """Nothing wrong with it, but not worth passing on: known, older than what is known, or too much."""
+    """Valid, but not forwarded: known, older than what is known, or above a rate."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class GossipRejected:
-    """It breaks the rules. Where `is_hostile`, no honest peer would have passed it on."""
+    """It breaks the rules. If `is_hostile`, no honest peer would have forwarded it."""
 
     reason: str
     is_hostile: bool
@@ -83,12 +87,12 @@ class _SenderHistory:
 
 
 def allow_any_sender(run: RunId, node: NodeId) -> bool:
-    """The permission that asks for nothing but a key."""
+    """The permission that every key has."""
     return True
 
 
 class GossipGuard:
-    """Judges every frame once. Frames come from the libp2p thread and over HTTP, so it takes one at a time."""
+    """Validates every frame once. Frames come from the libp2p thread and over HTTP, so a lock admits one at a time."""
 
     def __init__(
         self, network: NetworkId, *, is_trainer: SenderPermission, is_member: SenderPermission = allow_any_sender
@@ -97,13 +101,12 @@ class GossipGuard:
         self._is_trainer = is_trainer
         self._is_member = is_member
         self._senders: dict[tuple[RunId, GossipKind, NodeId], _SenderHistory] = {}
-        self._seen: dict[Digest, int] = {}
-        """Frames that were accepted, with their expiry: most copies are known before any signature is looked at."""
-        self._swept = 0
+        self._seen: SeenMessages[Digest] = SeenMessages()
+        """Digests of accepted frames: most copies are recognised before any signature is verified."""
         self._lock = Lock()
 
     def validate(self, topic_name: str, frame: bytes, *, run: RunId, now_ms: int) -> ValidationResult:
-        """What to do with a frame that came on a topic of this run. An accepted one is remembered."""
+        """What to do with a frame from a topic of this run. An accepted frame is remembered."""
         with self._lock:
             self._drop_expired(now_ms)
             if Digest(sha256(frame).digest()) in self._seen:
@@ -119,12 +122,12 @@ class GossipGuard:
         return len(self._senders)
 
     def _check_sender(self, gossip: ReceivedGossip, run: RunId, now_ms: int) -> ValidationResult | None:
-        """Said in time, by one who may say it."""
+        """None if the message is valid now and its sender may send it."""
         sender = gossip.payload.sender
         try:
             check_time(gossip.payload, now_ms)
         except RemoteError as error:
-            # On its way for too long, or one clock of three is wrong: nobody can say whose.
+            # It was delayed, or the clock of the sender, the forwarder or this node is wrong; we cannot know which.
             return GossipRejected(str(error), is_hostile=False)
         if gossip.kind is GossipKind.ANNOUNCED and not self._is_trainer(run, sender):
             return GossipRejected(f"Payload.sender: {sender} is not the trainer of {run}", is_hostile=True)
@@ -135,13 +138,15 @@ class GossipGuard:
 
     def _admit(self, gossip: ReceivedGossip, run: RunId, now_ms: int) -> ValidationResult:
         payload, rate = gossip.payload, GOSSIP_RATE_LIMITS[gossip.kind]
+        if self._seen.may_be_forgotten(issued_at_ms=payload.issued_at_ms, expires_at_ms=payload.expires_at_ms):
+            return GossipIgnored("issued before this node's clock was set back")
         key = (run, gossip.kind, payload.sender)
         sender = self._senders.get(key) or _SenderHistory(rate.burst, now_ms)
         subject = get_subject(gossip)
         known = sender.newest.get(subject)
         if known is not None and payload.sequence <= known[0]:
             return GossipIgnored("older than what is known")
-        # Only a trainer can be among the announcers, so strangers cannot crowd them out.
+        # Announcements come only from the trainer, so other senders cannot crowd them out.
         if (
             key not in self._senders
             and len(self._senders) >= GOSSIP_SENDERS_MAX
@@ -158,20 +163,20 @@ class GossipGuard:
         sender.newest[subject] = (payload.sequence, payload.expires_at_ms)
         self._senders[key] = sender
         if len(self._seen) < GOSSIP_SEEN_MAX:
-            self._seen[gossip.digest] = payload.expires_at_ms
+            self._seen.add(
+                gossip.digest, payload.sender, issued_at_ms=payload.issued_at_ms, expires_at_ms=payload.expires_at_ms
+            )
         return GossipAccepted(gossip)
 
     def _drop_expired(self, now_ms: int) -> None:
         """Forget what has expired: it is refused by its time. All at once, every ten seconds."""
-        if now_ms // BUCKET_MS == self._swept:
+        if not self._seen.drop_expired(now_ms):
             return
-        self._swept = now_ms // BUCKET_MS
-        self._seen = {digest: expires_ms for digest, expires_ms in self._seen.items() if expires_ms > now_ms}
         for sender in self._senders.values():
             sender.newest = {subject: known for subject, known in sender.newest.items() if known[1] > now_ms}
         self._senders = {key: sender for key, sender in self._senders.items() if sender.newest}
 
 
 def get_subject(gossip: ReceivedGossip) -> bytes:
-    """What a newer message of the same sender replaces: an announcement only one of the same manifest."""
+    """The key under which a newer message of a sender replaces an older one; for an announcement, its manifest."""
     return gossip.message.manifest if isinstance(gossip.message, CheckpointAnnounced) else b""

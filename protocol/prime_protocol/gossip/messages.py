@@ -1,13 +1,9 @@
-"""What nodes tell each other without being asked: new weights, who serves them, which tree heads they were shown.
+"""The gossip messages (new weights, which nodes serve them, tree heads seen, accusations), and their HTTP relay.
 
-Each message is the body of a signed envelope, so it is worth the same whether it came over libp2p or from the
-coordinator over HTTP. A topic carries one kind of one run. Whether a message is new, and may be said by its sender, is
-decided by gossip_guard.py; how it travels is prime_runtime's work.
-
-Gossip for nodes that libp2p does not reach: the same frames, handed in to the coordinator and asked for over HTTP.
-
-The coordinator adds nothing to a frame and can forge none: its author's signature is what counts, here as in gossip.
-What it does choose is which frames a node gets to see.
+Each message is the body of a signed envelope, so libp2p and the coordinator's relay carry the same frames. A topic
+carries one kind of message of one run. The relay is for nodes that libp2p does not reach: the coordinator cannot change
+or forge a frame, because its author signed it; it can only withhold frames. Whether a message is new and its sender may
+send it is decided in guard.py. Transports are in prime_runtime.gossip.
 """
 
 from collections.abc import Sequence
@@ -42,6 +38,7 @@ from prime_protocol.constants import (
     TREE_DEPTH_MAX,
 )
 from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.accusation import Accusation
 from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.weights.manifest import ManifestKind
 from prime_protocol.wire.addresses import PeerAddress, ServerUrl
@@ -60,7 +57,8 @@ class GossipKind(StrEnum):
     ANNOUNCED = "gossip.announced"
     SERVING = "gossip.serving"
     HEAD_SEEN = "gossip.head-seen"
-    PEER_RECORD = "gossip.peer-card"
+    ACCUSATION = "gossip.accusation"
+    PEER_RECORD = "gossip.peer-record"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,17 +87,17 @@ class ServingRecord:
     """Node: fetch from me. The sender of the envelope is the node."""
 
     urls: Annotated[tuple[Address, ...], Size(0, ADDRESSES_MAX)]
-    """Where its shard server listens, best first; none: it serves nobody."""
+    """Where its shard server listens, best first; empty if it does not serve."""
     depth: Annotated[int, Range(0, TREE_DEPTH_MAX)]
     """Hops from the origin, which is 0."""
     slots_free: Annotated[int, Range(0, SLOTS_FREE_MAX)]
-    """Uploads it could take on just now."""
+    """Free upload slots at the moment."""
     manifests: Annotated[tuple[Digest, ...], Size(0, GOSSIP_MANIFESTS_MAX)]
     """What it serves, newest first; one that is still arriving counts."""
     parents: Annotated[tuple[NodeId, ...], Size(0, GOSSIP_PARENTS_MAX)] = ()
-    """Who gave it most of the newest, most first. Shown to people; nobody chooses by it."""
+    """The parents that sent it most of the newest manifest, most first. For people; no decision depends on it."""
     sent_bytes: Annotated[int, Range(0, SENT_BYTES_MAX)] = 0
-    """What it has passed on since it was started, by its own count."""
+    """Bytes it has served since its start, by its own count."""
 
     def __post_init__(self) -> None:
         for index, url in enumerate(self.urls):
@@ -114,10 +112,10 @@ class ServingRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSeen:
-    """Node: this is the tree head I was shown. Two that tell different histories convict the log."""
+    """Node: the tree head that I was shown. Two heads with different histories prove that the log forked."""
 
     note: Annotated[bytes, Size(1, GOSSIP_NOTE_BYTES_MAX)]
-    """The signed note, byte for byte. Its form is checked here; its signatures by whoever knows the log's key."""
+    """The signed note, byte for byte. Its form is checked here; a reader with the log's key verifies the signatures."""
 
     def __post_init__(self) -> None:
         try:
@@ -133,7 +131,7 @@ class HeadSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerRecord:
-    """Node: dial me here. Passed on by others when asked for peers, so it names the key that must answer."""
+    """Node: dial me here. Other nodes pass it on when asked for peers, so it names the key that must answer."""
 
     addresses: Annotated[tuple[Address, ...], Size(1, ADDRESSES_MAX)]
     """Of libp2p, best first. Each ends in the peer id of the sender's own key."""
@@ -153,31 +151,32 @@ class PeerRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersRequest:
-    """Asks a connected peer for others. Unsigned: the connection has proven who asks."""
+    """Asks a connected peer for others. Unsigned: the connection has authenticated the peer."""
 
     record: Annotated[bytes, Size(0, PEER_RECORD_BYTES_MAX)]
-    """Frame of the asker's own peer card; empty where it cannot be dialled."""
+    """Frame of the requester's own peer record; empty if it cannot be dialled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeersReply:
-    """The answer to PeersWanted."""
+    """The answer to PeersRequest."""
 
     records: Annotated[tuple[Annotated[bytes, Size(1, PEER_RECORD_BYTES_MAX)], ...], Size(0, PEER_RECORDS_MAX)]
-    """Frames of peer cards that are still alive, the answerer's own among them where it can be dialled."""
+    """Frames of peer records that have not expired, including the sender's own if it can be dialled."""
 
 
-GossipMessage = CheckpointAnnounced | ServingRecord | HeadSeen | PeerRecord
+GossipMessage = CheckpointAnnounced | ServingRecord | HeadSeen | Accusation | PeerRecord
 
 MESSAGE_TYPES: dict[GossipKind, type[GossipMessage]] = {
     GossipKind.ANNOUNCED: CheckpointAnnounced,
     GossipKind.SERVING: ServingRecord,
     GossipKind.HEAD_SEEN: HeadSeen,
+    GossipKind.ACCUSATION: Accusation,
     GossipKind.PEER_RECORD: PeerRecord,
 }
 MESSAGE_KINDS: dict[type[GossipMessage], GossipKind] = {message: kind for kind, message in MESSAGE_TYPES.items()}
-TOPIC_KINDS = (GossipKind.ANNOUNCED, GossipKind.SERVING, GossipKind.HEAD_SEEN)
-"""What is gossiped. A peer card is handed out on request only."""
+TOPIC_KINDS = (GossipKind.ANNOUNCED, GossipKind.SERVING, GossipKind.HEAD_SEEN, GossipKind.ACCUSATION)
+"""Kinds that are gossiped. A peer record is sent on request only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +188,7 @@ class ReceivedGossip:
     digest: Digest
     """SHA-256 of the frame."""
     frame: bytes
-    """As it came, to be passed on."""
+    """As received, to be forwarded."""
 
     @property
     def kind(self) -> GossipKind:
@@ -202,14 +201,14 @@ def get_topic(network: NetworkId, run: RunId, kind: GossipKind) -> str:
 
 
 def compute_repeat_ms(kind: GossipKind, known_nodes: int) -> int:
-    """How long a node waits before it says the same again, so that all of them together stay in the budget."""
+    """How long a node waits before it repeats a message, so that all nodes together stay within the budget."""
     per_s = {GossipKind.SERVING: SERVING_PER_S, GossipKind.HEAD_SEEN: HEADS_PER_S}.get(kind)
     spread_ms = known_nodes * 1000 // per_s if per_s else 0
     return max(GOSSIP_REPEAT_MS, spread_ms)
 
 
 def compute_life_ms(kind: GossipKind, known_nodes: int) -> int:
-    """How long an envelope of this kind counts: two repetitions may get lost, and cards pass through many hands."""
+    """How long an envelope of this kind lives: two repetitions may get lost; peer records pass through many nodes."""
     if kind is GossipKind.PEER_RECORD:
         return ENVELOPE_LIFE_MS_MAX
     return min(ENVELOPE_LIFE_MS_MAX, max(GOSSIP_LIFE_MS_MIN, GOSSIP_REPEATS * compute_repeat_ms(kind, known_nodes)))
@@ -225,7 +224,7 @@ def seal_gossip(
     now_ms: int,
     known_nodes: int,
 ) -> bytes:
-    """The frame of one message. A peer card belongs to no run."""
+    """The frame of one message. A peer record belongs to no run."""
     kind = MESSAGE_KINDS[type(message)]
     frame = seal_envelope(
         key,
@@ -242,18 +241,18 @@ def seal_gossip(
 
 
 def open_gossip(topic_name: str, frame: bytes, *, network: NetworkId, run: RunId, now_ms: int) -> ReceivedGossip:
-    """The message of a frame that came on a topic, or RemoteError. Whether it is new is for the guard."""
+    """The message of a frame from a topic, or RemoteError. The guard decides whether it is new."""
     gossip = decode_gossip(topic_name, frame, network=network, run=run)
     check_time(gossip.payload, now_ms)
     return gossip
 
 
 def open_peer_record(frame: bytes, *, network: NetworkId, now_ms: int) -> ReceivedGossip:
-    """A peer card, or RemoteError. Every address in it names the sender's own key."""
+    """A peer record, or RemoteError. Every address in it names the sender's own key."""
     gossip = _decode_frame(frame, network, (GossipKind.PEER_RECORD,))
     check_time(gossip.payload, now_ms)
     if gossip.payload.run is not None:
-        raise RemoteError("Payload.run", f"is {gossip.payload.run} in a peer card, which belongs to no run")
+        raise RemoteError("Payload.run", f"is {gossip.payload.run} in a peer record, which belongs to no run")
     assert isinstance(gossip.message, PeerRecord)
     for index, address in enumerate(gossip.message.parsed):
         if address.node != gossip.payload.sender:
@@ -262,7 +261,7 @@ def open_peer_record(frame: bytes, *, network: NetworkId, now_ms: int) -> Receiv
 
 
 def decode_gossip(topic_name: str, frame: bytes, *, network: NetworkId, run: RunId) -> ReceivedGossip:
-    """As `open_gossip`, at any time: for the guard, which treats what came late unlike what is forged."""
+    """As `open_gossip`, without the check of time: the guard treats a late message unlike a forged one."""
     gossip = _decode_frame(frame, network, TOPIC_KINDS)
     if gossip.payload.run != run:
         raise RemoteError("Payload.run", f"is {gossip.payload.run}, this is about {run}")
@@ -298,24 +297,24 @@ GossipFrame = Annotated[bytes, Size(1, GOSSIP_FRAME_BYTES_MAX)]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPublish:
-    """Node or trainer: let the others of this run have this frame."""
+    """Node or trainer: forward this frame to the other nodes of the run."""
 
     frame: GossipFrame
-    """The envelope of an Announced, Serving or HeadSeen, by whoever sealed it."""
+    """The envelope of a message of TOPIC_KINDS; the sender need not be its author."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPublishReply:
-    """What became of the frame. One that breaks the rules is refused instead."""
+    """Whether the frame was new. One that breaks the rules gets a refusal instead."""
 
     is_new: bool
     reason: Annotated[str, Size(0, 200)]
-    """Why it was not taken where it is not new: known, older than what is known, or too many."""
+    """Why it was ignored: known, older than what is known, or too many. Empty if it was new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPoll:
-    """Node: what do the others say? The answer may wait until there is something."""
+    """Node: send me the gossip of others. The answer may wait until there is some."""
 
     seen: Uint
     """The cursor of the last answer; 0 at first."""
@@ -324,17 +323,18 @@ class RelayPoll:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelayPollReply:
-    """The answer: what is new since the cursor, and what a node needs to take part in gossip itself."""
+    """The answer: frames that are new since the cursor, and what a node needs to join gossip itself."""
 
     cursor: Uint
     trainer: NodeId
     """Whose announcements count in this run."""
     nodes: Uint
-    """Nodes that serve in this run: how often each may say so depends on it."""
+    """Number of nodes that serve in this run; the repeat interval of a serving record depends on it."""
     peers: Annotated[tuple[Annotated[str, Size(1, ADDRESS_CHARS_MAX)], ...], Size(0, ADDRESSES_MAX)]
-    """Where the coordinator itself can be dialled over libp2p; none: it does not gossip."""
+    """Where the coordinator itself can be dialled over libp2p; empty if it does not gossip."""
     frames: Annotated[tuple[GossipFrame, ...], Size(0, RELAY_FRAMES_MAX)]
-    """Announcements first, newest step first; then some of the serving records; then a few seen heads."""
+    """Announcements first, newest step first; then some of the serving records; then a few seen heads and
+    accusations."""
 
     def __post_init__(self) -> None:
         for index, address in enumerate(self.peers):
@@ -344,5 +344,5 @@ class RelayPollReply:
                 raise RemoteError(f"peers[{index}]", error.problem) from None
 
 
-RELAY_PUBLISH = Endpoint("share", RelayPublish, RelayPublishReply, is_idempotent=True)
-RELAY_POLL = Endpoint("records", RelayPoll, RelayPollReply, is_idempotent=True)
+RELAY_PUBLISH = Endpoint("relay-publish", RelayPublish, RelayPublishReply, is_idempotent=True)
+RELAY_POLL = Endpoint("relay-poll", RelayPoll, RelayPollReply, is_idempotent=True)

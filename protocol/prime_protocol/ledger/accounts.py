@@ -1,6 +1,6 @@
 """Rules for entries about the network, its value and its nodes. Each checks all first, then changes the state."""
 
-from prime_protocol.constants import AMOUNT_NANO_MAX, UNBONDINGS_MAX
+from prime_protocol.constants import AMOUNT_NANO_MAX, DELEGATION_LIFE_MS_MAX, UNBONDINGS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import (
     Delegated,
@@ -9,12 +9,16 @@ from prime_protocol.ledger.entries import (
     HeadNoted,
     NetworkCreated,
     NodeRegistered,
+    NodeStatus,
     NodeStatusSet,
     Released,
+    SnapshotNoted,
     Staked,
     Unbonded,
     Withdrawn,
 )
+from prime_protocol.ledger.limits import drop_expired, is_free
+from prime_protocol.ledger.randomness_chain import parse_public_key
 from prime_protocol.ledger.rewards import add_to_pool
 from prime_protocol.ledger.state import EntryContext, LedgerState
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain, verify_delegation
@@ -23,10 +27,13 @@ from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain, verify_deleg
 def create_network(state: LedgerState, context: EntryContext, entry: NetworkCreated) -> None:
     if state.size:
         raise RemoteError("NetworkCreated", "must be entry 0")
+    parse_public_key(entry.randomness.public_key)  # refuses a key that no round could be verified with
     state.coordinator = context.author
     state.domain = Domain(entry.chain_id, entry.contract)
     state.log_key = entry.log_key
     state.unbonding_ms = entry.unbonding_ms
+    state.randomness = entry.randomness
+    state.draw_margin_ms = entry.draw_margin_ms
     state.ticker = entry.ticker
 
 
@@ -54,6 +61,8 @@ def register_node(state: LedgerState, context: EntryContext, entry: NodeRegister
     node.roles = entry.roles
     node.hardware = entry.hardware
     node.addresses = entry.addresses
+    node.runs = entry.runs
+    node.witness_key = entry.witness_key
     node.registered = context.position()
     node.version = context.version
     state.refresh_validator(context.author)
@@ -61,7 +70,14 @@ def register_node(state: LedgerState, context: EntryContext, entry: NodeRegister
 
 def set_node_status(state: LedgerState, context: EntryContext, entry: NodeStatusSet) -> None:
     node = state.node(entry.node)
-    node.status, node.reason = entry.status, entry.reason
+    if entry.run is None:
+        node.status, node.reason = entry.status, entry.reason
+    elif entry.run not in state.runs:
+        raise RemoteError("run", f"{entry.run} was not created")
+    elif entry.status is NodeStatus.ACTIVE:
+        state.runs[entry.run].suspended.pop(entry.node, None)
+    else:
+        state.runs[entry.run].suspended[entry.node] = entry.reason
     state.refresh_validator(entry.node)
 
 
@@ -76,17 +92,27 @@ def delegate(state: LedgerState, context: EntryContext, entry: Delegated) -> Non
     if delegation.issued_at_ms <= revoked_ms:
         raise RemoteError("delegation.issued_at_ms", f"is {delegation.issued_at_ms}, revoked was at {revoked_ms}")
     verify_delegation(delegation, entry.signature, state.domain, context.at_ms)
-    state.get_or_create_node(delegation.node).delegated_until_ms = delegation.expires_at_ms
-    state.owners[delegation.node] = delegation.owner
+    node = state.get_or_create_node(delegation.node)
+    node.delegated_until_ms = delegation.expires_at_ms
+    node.delegated = context.position()
+    state.change_owner(delegation.node, delegation.owner, context.at_ms)
     state.refresh_validator(delegation.node)
 
 
 def revoke_delegation(state: LedgerState, context: EntryContext, entry: DelegationRevoked) -> None:
-    """Also for a delegation that the node has not brought yet, or has left: it could bring the old one again."""
-    state.revoked_ms[(context.author, entry.node)] = context.at_ms
+    """Also for a delegation that the node has not brought yet, or has left: it could bring the old one again.
+
+    That takes a token, because the pair is remembered as long as a delegation may live. Without one, an owner loses
+    nothing by waiting: it may revoke at any time what a node has brought, and has no stake behind it.
+    """
+    pair = (context.author, entry.node)
+    if state.owners.get(entry.node) != context.author and is_free(state, *pair):
+        raise RemoteError("node", f"{entry.node} is not yours; to revoke what it has not brought takes a balance")
+    state.revoked_ms[pair] = context.at_ms
+    drop_expired(state.revoked_ms, context.at_ms - DELEGATION_LIFE_MS_MAX)
     if state.owners.get(entry.node) == context.author:
         state.nodes[entry.node].delegated_until_ms = None
-        state.owners[entry.node] = entry.node
+        state.change_owner(entry.node, entry.node, context.at_ms)
         state.refresh_validator(entry.node)
 
 
@@ -95,6 +121,10 @@ def stake(state: LedgerState, context: EntryContext, entry: Staked) -> None:
     if state.owners[entry.node] != context.author:
         raise RemoteError("node", f"{entry.node} does not belong to {context.author}")
     state.funds.stake((context.author, entry.node), entry.amount_nano)
+    for run in state.runs.values():
+        if entry.node in run.records:
+            record = run.records[entry.node]
+            record.restake_nano = max(0, record.restake_nano - entry.amount_nano)
     state.refresh_validator(entry.node)
 
 
@@ -117,4 +147,12 @@ def note_head(state: LedgerState, context: EntryContext, entry: HeadNoted) -> No
     root = state.frontier.root()
     if entry.root != root:
         raise RemoteError("root", f"is {entry.root}, the {state.size} entries before have {root}")
-    state.note_head(root)
+    state.note_head(root, context.at_ms)
+
+
+def note_snapshot(state: LedgerState, context: EntryContext, entry: SnapshotNoted) -> None:
+    """The digest is not compared: the state that it is of has changed since. `log verify` compares it."""
+    if not state.snapshot_size < entry.size <= state.size:
+        problem = f"is {entry.size}, expected above {state.snapshot_size} and at most {state.size}"
+        raise RemoteError("size", problem)
+    state.snapshot_size = entry.size

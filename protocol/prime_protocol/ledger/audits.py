@@ -1,44 +1,40 @@
-"""Rules for audits: draws of validators, verdicts, the settled outcome, inspections, slashes and appeals.
+"""Rules for audits: draws of validators, verdicts and the settled outcome. What follows is in slashes.py.
 
 Each rule checks everything first, then changes the state, so a refused entry changes nothing. Draws and outcomes are
 computed from the log alone: the coordinator writes them down but cannot choose them, and a replay refuses any other.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from prime_protocol.constants import BASIS_POINTS, REFUTED_VERDICTS, ROUNDS_MAX
+from prime_protocol.constants import BASIS_POINTS, REVEAL_MS, ROUNDS_MAX, SUSPICION_AUDITED
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import (
-    Appealed,
     AuditDrawn,
-    Inspected,
+    NodeStatus,
     Outcome,
     Settled,
-    SlashExecuted,
-    SlashOverturned,
-    SlashProposed,
-    ValidatorScored,
+    VerdictCommitted,
     VerdictGiven,
 )
 from prime_protocol.ledger.randomness import compute_audit_seed, draw_validators, is_audited
+from prime_protocol.ledger.run_record import RunRecord, take_medians
 from prime_protocol.ledger.state import (
+    UNDRAWN,
     AuditRoundState,
     EntryContext,
     LedgerState,
     RunState,
-    SlashState,
     SubmissionState,
 )
-from prime_protocol.ledger.terms import RunTerms, SlashDestination
-from prime_protocol.proofs.read_proofs import is_read_proof_refuted
+from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.ids import Digest, NodeId
-from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, verify_document
+from prime_protocol.wire.typed_data import verify_document
 
 
-def compute_audit_rate_bps(streak: int, terms: RunTerms) -> int:
-    """All on probation; then falling with each further accepted submission, never below the floor."""
-    if streak < terms.audit_probation:
+def compute_audit_rate_bps(streak: int, terms: RunTerms, suspicion: int = 0) -> int:
+    """All on probation or under suspicion; then falling with each accepted submission, never below the floor."""
+    if streak < terms.audit_probation or suspicion >= SUSPICION_AUDITED:
         return BASIS_POINTS
     return max(terms.audit_floor, BASIS_POINTS * (terms.audit_probation + 1) // (streak + 1))
 
@@ -62,20 +58,53 @@ def _count_votes(rounds: Iterable[AuditRoundState]) -> Counter[Outcome]:
 
 
 def tally_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> Outcome | None:
-    """What the rounds that count have decided: all rounds, or only those of the appeal while a slash is open.
+    """What an inspector ruled, or the rounds that count have decided: all, or those of an appeal or finding.
 
-    If too few validators are left to draw, a plain majority of all verdicts accepts. Otherwise a small network would
-    never credit work, and a single validator could block it.
+    If too few validators are left to draw and no inspector decides in time, a plain majority of all verdicts accepts.
+    Otherwise a small network would never credit work, and a single validator could block it.
     """
-    submission, slash, terms = run.submissions[name], run.slashes.get(name), run.get_terms(run.submissions[name])
-    rounds = submission.rounds[slash.rounds_before if slash else 0 :]
+    submission, terms = run.submissions[name], run.get_terms(run.submissions[name])
+    if submission.ruling is not None:
+        return submission.ruling
+    rounds = get_open_rounds(run, name)
     if not rounds or not needs_new_round(rounds, terms, at_ms):
         return decide_outcome(rounds, terms.quorum)
     votes = _count_votes(submission.rounds)
     is_majority = votes[Outcome.ACCEPT] > max(terms.quorum, votes.total()) // 2
-    return (
-        Outcome.ACCEPT if is_majority and _draw_quorum(state, run, submission, rounds[-1].seed, at_ms) is None else None
-    )
+    is_last_word = is_stuck(state, run, name, at_ms) and not awaits_ruling(state, run, name, at_ms)
+    return Outcome.ACCEPT if is_majority and is_last_word else None
+
+
+def get_open_rounds(run: RunState, name: Digest) -> Sequence[AuditRoundState]:
+    """The rounds that count now: all of them, or those of an open appeal or finding."""
+    return run.submissions[name].rounds[run.get_first_round(name) :]
+
+
+def is_stuck(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> bool:
+    """Validators cannot decide: what they said decides nothing, and no further round can be drawn."""
+    submission, rounds = run.submissions[name], get_open_rounds(run, name)
+    if not submission.rounds or (rounds and not needs_new_round(rounds, run.get_terms(submission), at_ms)):
+        return False
+    if len(submission.rounds) >= ROUNDS_MAX:
+        return True
+    # Which seed does not matter: it decides who is drawn, not whether there are enough.
+    return _draw_quorum(state, run, name, submission.rounds[-1].seed, at_ms) is None
+
+
+def awaits_ruling(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> bool:
+    """Whether there is an inspector that can decide what validators could not, and still has time."""
+    submission, rounds = run.submissions[name], get_open_rounds(run, name)
+    is_early = at_ms < rounds[-1].deadline_ms + run.get_terms(submission).judgement_ms
+    return is_early and any(may_rule(state, submission, node) for node in run.terms.inspectors)
+
+
+def may_rule(state: LedgerState, submission: SubmissionState, inspector: NodeId) -> bool:
+    """Whether an inspector is at work, and neither it nor its owner made, judged or decided the submission before."""
+    known = state.nodes.get(inspector)
+    if known is None or known.status is not NodeStatus.ACTIVE or inspector in submission.rulings:
+        return False
+    owners = {submission.owner, *(owner for each in submission.rounds for owner in each.validators.values())}
+    return inspector not in (submission.node, *owners) and state.owners[inspector] not in owners
 
 
 def draw_audit(state: LedgerState, context: EntryContext, entry: AuditDrawn) -> None:
@@ -84,46 +113,57 @@ def draw_audit(state: LedgerState, context: EntryContext, entry: AuditDrawn) -> 
     if entry.round != len(submission.rounds) or entry.round >= ROUNDS_MAX:
         raise RemoteError("round", f"is {entry.round}, the next is {len(submission.rounds)} of at most {ROUNDS_MAX}")
     _check_due(run, entry.submission, context.at_ms)
-    if submission.head is None or entry.head_size != submission.head[0]:
-        size = submission.head and submission.head[0]
-        raise RemoteError("head_size", f"is {entry.head_size}, the first head since the draw fell due is {size}")
+    if submission.randomness is None or entry.randomness_round != submission.randomness[0]:
+        number = submission.randomness and submission.randomness[0]
+        raise RemoteError(
+            "randomness_round", f"is {entry.randomness_round}, the draw comes from {number or 'none yet'}"
+        )
     expected = compute_draw(state, run, entry.submission, context.at_ms)
     if expected is None:
         raise RemoteError("validators", "too few can be drawn for the quorum")
     if entry.validators != expected:
         raise RemoteError("validators", f"the draw gives {', '.join(map(str, expected)) or 'no audit'}")
-    seed = compute_audit_seed(tree_head_root=submission.head[1], submission=entry.submission)
-    submission.rounds.append(AuditRoundState({node: state.owners[node] for node in expected}, seed, context.at_ms))
+    seed = compute_audit_seed(randomness=submission.randomness[1], submission=entry.submission)
+    deadline_ms = context.at_ms + compute_verdict_ms(run.get_terms(submission), submission)
+    if not expected:
+        submission.rounds, submission.randomness = UNDRAWN, None
+        return
+    drawn = {node: state.owners[node] for node in expected}
+    submission.rounds = (*submission.rounds, AuditRoundState(drawn, seed, context.at_ms, deadline_ms))
     run.await_head(entry.submission)
 
 
 def compute_draw(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> tuple[NodeId, ...] | None:
     """The validators of the next round: a full quorum, or none where round 0 does not fall on the submission.
 
-    The submission has its head. None: too few are left whose owner was not asked before.
+    The submission has its randomness. None: too few are left whose owner was not asked before.
     """
     submission = run.submissions[name]
     terms = run.get_terms(submission)
-    assert submission.head is not None
-    seed = compute_audit_seed(tree_head_root=submission.head[1], submission=name)
-    if not submission.rounds and not is_audited(
-        seed, compute_audit_rate_bps(state.nodes[submission.node].streak, terms)
-    ):
+    assert submission.randomness is not None
+    seed = compute_audit_seed(randomness=submission.randomness[1], submission=name)
+    record = run.get_record(submission.node)
+    rate_bps = compute_audit_rate_bps(record.streak, terms, record.suspicion)
+    if not submission.rounds and not submission.is_unwitnessed and not is_audited(seed, rate_bps):
         return ()
-    return _draw_quorum(state, run, submission, seed, at_ms)
+    return _draw_quorum(state, run, name, seed, at_ms)
 
 
 def _draw_quorum(
-    state: LedgerState, run: RunState, submission: SubmissionState, seed: Digest, at_ms: int
+    state: LedgerState, run: RunState, name: Digest, seed: Digest, at_ms: int
 ) -> tuple[NodeId, ...] | None:
     """A full quorum whose owners were not drawn before, or None. The seed decides who, not whether there are enough."""
+    submission, finding = run.submissions[name], run.findings.get(name)
     terms = run.get_terms(submission)
-    asked = {key for each in submission.rounds for pair in each.validators.items() for key in pair}
+    unwanted = {key for each in submission.rounds for pair in each.validators.items() for key in pair}
+    unwanted.add(submission.owner)
+    if finding is not None:
+        unwanted |= {finding.finder, finding.owner}
     version_min = run.terms.get_version_min(at_ms)
 
     def is_fit(node: NodeId) -> bool:
         is_present = state.is_delegated(node, at_ms) and state.nodes[node].version >= version_min
-        return is_present and asked.isdisjoint((node, state.owners[node]))
+        return is_present and unwanted.isdisjoint((node, *state.list_owners(node, at_ms)))
 
     drawn = draw_validators(
         seed, run.validators, state.owners, excluded_owner=submission.owner, quorum=terms.quorum, is_fit=is_fit
@@ -132,53 +172,101 @@ def _draw_quorum(
 
 
 def _check_due(run: RunState, name: Digest, at_ms: int) -> None:
-    """Refuse a draw that is not due. A new submission, an appeal or an undecided round makes one due."""
-    submission, slash = run.submissions[name], run.slashes.get(name)
-    first = 0
-    if submission.outcome is not None:
-        if slash is None or slash.appealed_at_ms is None:
-            raise RemoteError("submission", f"{name} is settled and no appeal is open")
-        first = slash.rounds_before
-    rounds = submission.rounds[first:]
+    """Refuse a draw that is not due. A new submission, an appeal, a finding or an undecided round makes one due."""
+    submission = run.submissions[name]
+    if submission.outcome is not None and not run.is_judged_again(name):
+        raise RemoteError("submission", f"{name} is settled and no appeal or finding is open")
+    rounds = submission.rounds[run.get_first_round(name) :]
     if rounds and not needs_new_round(rounds, run.get_terms(submission), at_ms):
         raise RemoteError("round", "is not due: the round before is decided, or still has time")
 
 
-def needs_new_round(rounds: list[AuditRoundState], terms: RunTerms, at_ms: int) -> bool:
+def needs_new_round(rounds: Sequence[AuditRoundState], terms: RunTerms, at_ms: int) -> bool:
     """The last round is over and the verdicts decide nothing."""
-    return (
-        is_round_over(rounds, terms, at_ms)
-        and bool(rounds[-1].validators)
-        and decide_outcome(rounds, terms.quorum) is None
-    )
+    return is_round_over(rounds, at_ms) and bool(rounds[-1].validators) and decide_outcome(rounds, terms.quorum) is None
 
 
-def is_round_over(rounds: list[AuditRoundState], terms: RunTerms, at_ms: int) -> bool:
-    """Every validator of the last round gave a verdict, or its time is over."""
+def compute_verdict_ms(terms: RunTerms, submission: SubmissionState) -> int:
+    """The time that a validator has for a submission: it follows the tokens to be read, so a large file cannot outlast
+    its judges."""
+    rows = len(submission.slots) * terms.samples_per_slot
+    return terms.verdict_ms + terms.compute_read_ms(rows=rows, output_tokens=submission.output_tokens)
+
+
+def is_round_over(rounds: Sequence[AuditRoundState], at_ms: int) -> bool:
+    """Every validator of the last round gave a verdict, or its time is over.
+
+    After the deadline only the verdicts that were committed are waited for.
+    """
     last = rounds[-1]
-    return len(last.verdicts) == len(last.validators) or at_ms >= last.drawn_at_ms + terms.verdict_ms
+    if len(last.verdicts) == len(last.validators):
+        return True
+    return at_ms >= last.reveal_ms + (REVEAL_MS if last.list_unrevealed() else 0)
+
+
+def _find_round(run: RunState, name: Digest, author: NodeId, field: str) -> AuditRoundState:
+    """The latest round for an open submission, in which the author was drawn."""
+    submission = run.submission(name)
+    is_open = run.is_judged_again(name) and submission.rounds[run.get_first_round(name) :]
+    if submission.outcome is not None and not is_open:
+        raise RemoteError(field, f"{name} is settled")
+    round_ = next((each for each in submission.rounds if author in each.validators), None)
+    if round_ is None or round_ is not submission.rounds[-1]:
+        raise RemoteError("sender", f"{author} was not drawn in the latest round for {name}")
+    return round_
+
+
+def commit_verdict(state: LedgerState, context: EntryContext, entry: VerdictCommitted) -> None:
+    """The content of the verdict is fixed here, before any other of the round can be read."""
+    round_ = _find_round(state.run(context), entry.submission, context.author, "submission")
+    if not round_.is_committed_first:
+        raise RemoteError("submission", f"{entry.submission} has one validator: give the verdict itself")
+    if context.author in round_.commitments:
+        raise RemoteError("sender", f"{context.author} has committed to its verdict on {entry.submission}")
+    if round_.verdicts:
+        raise RemoteError("commitment", f"comes too late: the deadline is over, and {len(round_.verdicts)} can be read")
+    round_.commitments[context.author] = entry.commitment
+    round_.committed[context.author] = context.position()
+    if len(round_.commitments) == len(round_.validators):
+        round_.complete_ms = context.at_ms
+
+
+def _check_commitment(round_: AuditRoundState, context: EntryContext) -> None:
+    """In a round of several validators a verdict is the one that was committed, and comes when none can be copied."""
+    if not round_.is_committed_first:
+        return
+    if context.author not in round_.commitments:
+        raise RemoteError(
+            "commitment", f"{context.author} has not committed to its verdict: send VerdictCommitted first"
+        )
+    if context.body != round_.commitments[context.author]:
+        raise RemoteError("commitment", f"is {round_.commitments[context.author]}, this verdict has {context.body}")
+    if context.at_ms < round_.reveal_ms:
+        missing = len(round_.validators) - len(round_.commitments)
+        problem = (
+            f"is not to be revealed before {missing} more commitments, or for {round_.reveal_ms - context.at_ms} ms"
+        )
+        raise RemoteError("commitment", problem)
 
 
 def give_verdict(state: LedgerState, context: EntryContext, entry: VerdictGiven) -> None:
     run, receipt = state.run(context), entry.receipt
-    submission = run.submission(receipt.submission)
-    slash = run.slashes.get(receipt.submission)
-    if submission.outcome is not None and (slash is None or len(submission.rounds) <= slash.rounds_before):
-        raise RemoteError("receipt.submission", f"{receipt.submission} is settled")
-    round_ = next((each for each in submission.rounds if context.author in each.validators), None)
-    if round_ is None or round_ is not submission.rounds[-1]:
-        raise RemoteError("sender", f"{context.author} was not drawn in the latest round for {receipt.submission}")
+    round_ = _find_round(run, receipt.submission, context.author, "receipt.submission")
+    submission = run.submissions[receipt.submission]
     if context.author in round_.verdicts:
         raise RemoteError("sender", f"{context.author} has given its verdict on {receipt.submission}")
     if (receipt.network, receipt.run, receipt.validator) != (context.network, context.run, context.author):
         raise RemoteError("receipt.validator", f"is {receipt.validator} for {receipt.network}/{receipt.run}")
+    _check_commitment(round_, context)
     if not context.is_signature_checked:
         verify_document(receipt, entry.signature, signer=context.author, domain=state.domain)
     round_.verdicts[context.author] = entry.outcome
     round_.read_proof[context.author] = entry.read_proof
+    round_.blocks_read[context.author] = entry.blocks_read
     round_.positions[context.author] = context.position()
-    if entry.outcome is Outcome.FRAUDULENT:
-        submission.evidence.setdefault(receipt.evidence, context.author)
+    round_.bets[context.author] = entry.bets
+    if entry.outcome is Outcome.FRAUDULENT and receipt.evidence not in submission.evidence:
+        submission.evidence = {**submission.evidence, receipt.evidence: context.author}
 
 
 def settle(state: LedgerState, context: EntryContext, entry: Settled) -> None:
@@ -191,163 +279,59 @@ def settle(state: LedgerState, context: EntryContext, entry: Settled) -> None:
         raise RemoteError("outcome", f"is {entry.outcome}, the verdicts give {expected or 'none yet'}")
     step = run.steps[submission.step]
     submission.judged = tally_outcome(state, run, entry.submission, context.at_ms)
+    submission.is_refuting = entry.outcome is Outcome.ACCEPT and is_clear(run, entry.submission)
     submission.outcome = entry.outcome
     step.pending -= 1
+    step.settled_ms = context.at_ms
     # An overturned slash may have been credited for some of these slots meanwhile: then this one cannot be, and the
     # others of its slots are open again.
     if entry.outcome is not Outcome.ACCEPT or not step.credited.isdisjoint(submission.slots):
         step.free(submission.slots, submission.lease)
-    _record_outcome(state, submission, entry.outcome)
+    record_outcome(state, run, submission, entry.outcome)
     # Whether a fraudulent verdict stands is known when its slash is.
     if entry.outcome is not Outcome.FRAUDULENT:
-        _record_upheld(run, submission)
+        record_upheld(run, submission)
+
+
+def is_clear(run: RunState, name: Digest) -> bool:
+    """Whether a lead of votes or a ruling decided: not a plain majority among too few."""
+    submission = run.submissions[name]
+    quorum = run.get_terms(submission).quorum
+    return submission.ruling is not None or decide_outcome(get_open_rounds(run, name), quorum) is not None
 
 
 def compute_settled_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> Outcome | None:
-    """Accepted if no audit was drawn; else what the verdicts decide; invalid if they cannot decide in time."""
+    """Accepted if no audit was drawn; else what the verdicts or an inspector decide; invalid if neither can.
+
+    A split alone settles nothing while others can be asked. Otherwise a few validators could deny a worker its pay.
+    """
     submission = run.submissions[name]
     terms = run.get_terms(submission)
     if not submission.rounds:
-        waited = submission.head is not None and at_ms >= submission.at_ms + terms.verdict_ms
+        waited = submission.randomness is not None and at_ms >= submission.at_ms + terms.verdict_ms
         return Outcome.INVALID if waited and compute_draw(state, run, name, at_ms) is None else None
     if not submission.rounds[0].validators:
         return Outcome.ACCEPT
     outcome = tally_outcome(state, run, name, at_ms)
-    return Outcome.INVALID if outcome is None and needs_new_round(submission.rounds, terms, at_ms) else outcome
+    is_given_up = outcome is None and is_stuck(state, run, name, at_ms) and not awaits_ruling(state, run, name, at_ms)
+    return Outcome.INVALID if is_given_up else outcome
 
 
-def _record_outcome(state: LedgerState, submission: SubmissionState, outcome: Outcome) -> None:
-    node = state.nodes[submission.node]
-    node.settled[outcome] += 1
-    node.streak = node.streak + 1 if outcome is Outcome.ACCEPT else 0
+def record_outcome(state: LedgerState, run: RunState, submission: SubmissionState, outcome: Outcome) -> None:
+    state.nodes[submission.node].settled[outcome] += 1
+    record = run.records.setdefault(submission.node, RunRecord())
+    record.streak = record.streak + 1 if outcome is Outcome.ACCEPT else 0
+    weighed = take_medians(bets for each in submission.rounds for bets in each.bets.values())
+    # A fraudulent file is slashed, and counts here only if that is overturned.
+    if weighed is not None and outcome is not Outcome.FRAUDULENT:
+        record.add(weighed)
+        run.release_held(submission.node)
 
 
-def _record_upheld(run: RunState, submission: SubmissionState) -> None:
-    """Count the verdicts that agree with the decision: only these are paid."""
+def record_upheld(run: RunState, submission: SubmissionState, first_round: int = 0) -> None:
+    """Count the verdicts from a round on that agree with the decision: only these are paid."""
     step = run.steps[submission.step]
     upheld = run.carried_upheld if step.paid else step.upheld
-    for each in submission.rounds:
+    for each in submission.rounds[first_round:]:
         stood = [node for node, found in each.verdicts.items() if found is submission.judged]
         upheld.update((each.validators[node], node) for node in stood)
-
-
-def score_validator(state: LedgerState, context: EntryContext, entry: ValidatorScored) -> None:
-    run = state.run(context)
-    submission = run.submission(entry.submission)
-    is_open = submission.outcome is Outcome.FRAUDULENT and (not submission.slashed or entry.submission in run.slashes)
-    if submission.judged is None or is_open:
-        raise RemoteError("submission", f"{entry.submission} was not judged, or may still be judged otherwise")
-    verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
-    if verdicts.get(entry.validator, submission.judged) is submission.judged:
-        raise RemoteError("validator", f"{entry.validator} gave no verdict against what was settled")
-    if entry.validator in submission.scored:
-        raise RemoteError("validator", f"{entry.validator} was scored for {entry.submission} before")
-    submission.scored.add(entry.validator)
-    state.nodes[entry.validator].faults += 1
-
-
-def record_inspection(state: LedgerState, context: EntryContext, entry: Inspected) -> None:
-    """Refute verdicts whose read proof is wrong. The outcome stays: only the payment of those validators changes."""
-    run = state.run(context)
-    submission = run.submission(entry.submission)
-    if context.author not in run.terms.inspectors:
-        raise RemoteError("sender", f"is {context.author}, no inspector of this run")
-    if submission.outcome is None or context.author in submission.inspected:
-        raise RemoteError("submission", f"{entry.submission} is not settled, or was inspected before")
-    judged = {node: each for each in submission.rounds for node in each.verdicts}
-    strangers = [seen.reader for seen in entry.seen if seen.reader not in judged or seen.reader == context.author]
-    if strangers:
-        raise RemoteError("seen", f"{strangers[0]} gave no verdict on {entry.submission}, or is the inspector")
-    submission.inspected[context.author] = context.position()
-    for seen in entry.seen:
-        round_ = judged[seen.reader]
-        if seen.reader not in submission.refuted and is_read_proof_refuted(
-            round_.read_proof[seen.reader], seen.read_proof
-        ):
-            submission.refuted.add(seen.reader)
-            state.nodes[seen.reader].faults += 1
-            run.debts[(round_.validators[seen.reader], seen.reader)] += REFUTED_VERDICTS
-
-
-def propose_slash(state: LedgerState, context: EntryContext, entry: SlashProposed) -> None:
-    run = state.run(context)
-    submission = run.submission(entry.submission)
-    if submission.outcome is not Outcome.FRAUDULENT or submission.slashed:
-        raise RemoteError("submission", f"{entry.submission} was not settled as fraudulent, or slashed before")
-    if entry.evidence not in submission.evidence:
-        raise RemoteError("evidence", f"{entry.evidence} is in no fraudulent verdict on {entry.submission}")
-    position, terms = (submission.owner, submission.node), run.get_terms(submission)
-    amount_nano = min(terms.slash_nano, state.funds.slashable_nano(position))
-    if entry.amount_nano != amount_nano:
-        raise RemoteError("amount_nano", f"is {entry.amount_nano}, the terms and the stake give {amount_nano}")
-    state.funds.move_to_escrow(entry.submission, position, amount_nano)
-    submission.slashed = True
-    run.slashes[entry.submission] = SlashState(
-        node=submission.node,
-        owner=submission.owner,
-        appeal_until_ms=context.at_ms + terms.appeal_ms,
-        judgement_ms=terms.judgement_ms,
-        bond_nano=terms.appeal_bond_nano,
-        slash_to=terms.slash_to,
-        rounds_before=len(submission.rounds),
-    )
-    state.refresh_validator(submission.node)
-
-
-def appeal(state: LedgerState, context: EntryContext, entry: Appealed) -> None:
-    run = state.run(context)
-    slash = run.slash(entry.submission)
-    # The coordinator tells of an appeal before the court, which has its own window and has taken its own bond.
-    is_told = context.author == state.coordinator and state.domain != EMBEDDED_DOMAIN
-    # The bond is the owner's: a node that has left it may not spend it.
-    is_node = context.author == slash.node and state.owners[slash.node] == slash.owner
-    if context.author != slash.owner and not is_node and not is_told:
-        raise RemoteError("sender", f"is {context.author}, only {slash.owner} and its node may appeal")
-    is_late = context.at_ms >= slash.appeal_until_ms and not is_told
-    if slash.appealed_at_ms is not None or is_late:
-        raise RemoteError("submission", f"{entry.submission} was appealed before, or the window is over")
-    if slash.bond_nano and not is_told:
-        state.funds.post_bond(entry.submission, slash.owner, slash.bond_nano)
-    slash.appealed_at_ms = context.at_ms
-    run.await_head(entry.submission)
-
-
-def execute_slash(state: LedgerState, context: EntryContext, entry: SlashExecuted) -> None:
-    run = state.run(context)
-    slash = run.slash(entry.submission)
-    submission = run.submissions[entry.submission]
-    if slash.appealed_at_ms is None and context.at_ms < slash.appeal_until_ms:
-        raise RemoteError("submission", f"can be appealed for {slash.appeal_until_ms - context.at_ms} ms more")
-    if (
-        slash.appealed_at_ms is not None
-        and tally_outcome(state, run, entry.submission, context.at_ms) is not Outcome.FRAUDULENT
-    ):
-        raise RemoteError("submission", "the appeal was not decided against the node")
-    if slash.slash_to is SlashDestination.BURN:
-        state.funds.burn(entry.submission)
-    elif state.domain == EMBEDDED_DOMAIN:
-        run.forfeited_nano += state.funds.pool(entry.submission, context.get_run_id())
-    else:
-        # The court may have had less to take, or nothing: what it brings into the pool comes as a deposit.
-        state.funds.transfer_to_court(entry.submission)
-    _record_upheld(run, submission)
-    del run.slashes[entry.submission]
-
-
-def overturn_slash(state: LedgerState, context: EntryContext, entry: SlashOverturned) -> None:
-    run = state.run(context)
-    slash = run.slash(entry.submission)
-    submission = run.submissions[entry.submission]
-    outcome = tally_outcome(state, run, entry.submission, context.at_ms)
-    if slash.appealed_at_ms is None or outcome is Outcome.FRAUDULENT:
-        raise RemoteError("submission", f"{entry.submission} was not appealed, or the appeal failed")
-    if outcome is None and context.at_ms < slash.appealed_at_ms + slash.judgement_ms:
-        raise RemoteError("submission", "the appeal is not decided, and there is time left")
-    state.funds.refund(entry.submission)
-    state.nodes[submission.node].settled[Outcome.FRAUDULENT] -= 1
-    submission.judged = outcome
-    submission.outcome = outcome or Outcome.INVALID
-    _record_outcome(state, submission, submission.outcome)
-    _record_upheld(run, submission)
-    del run.slashes[entry.submission]
-    state.refresh_validator(submission.node)

@@ -1,15 +1,8 @@
-"""The words that entries use for what somebody offers, may do, or has found.
+"""The entries of the log, one frozen dataclass each, with the enums and values that they contain.
 
-Numbers that a verdict or a step carries, each under a name.
-
-The entries of an audit: who checks a submission, what they found, what it adds up to, and whose word was wrong.
-
-Part of entries.py, which has the others.
-
-The entries of the log: one frozen dataclass each, and who may write it.
-
-An entry travels as the body of its author's envelope; the log's leaf is a Record. What an entry does to the books is in
-ledger.py and the files it calls. Those of audits stand in audit_entries.py. Amounts are in nano: 10^-9 of a token.
+An entry travels as the body of its author's envelope; the leaf of the log is a LogRecord. Amounts are in nano: 10^-9 of
+the network's unit of value. What an entry changes is not here: accounts.py, work.py, audits.py and rewards.py have the
+rules, and replay.py says who may write which entry.
 """
 
 from dataclasses import dataclass
@@ -19,6 +12,11 @@ from typing import Annotated
 from prime_protocol.constants import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
+    BET_WEIGHT_MAX,
+    COSIGNATURES_MAX,
+    DRAW_MARGIN_MS_MAX,
+    ED25519_KEY_BYTES,
+    EVIDENCE_BETS,
     LEASE_SLOTS_MAX,
     LINEAGE_MAX,
     METRICS_MAX,
@@ -26,8 +24,15 @@ from prime_protocol.constants import (
     READ_PROOF_BYTES,
     READERS_MAX,
     REASON_CHARS_MAX,
+    RUNS_SERVED_MAX,
+    SNAPSHOT_FORMAT_MAX,
 )
 from prime_protocol.errors import RemoteError
+from prime_protocol.ledger.entry_values import HeadCosignature, InspectedVerdict, Metric, check_metric_names
+from prime_protocol.ledger.entry_values import NodeStatus as NodeStatus
+from prime_protocol.ledger.entry_values import Role as Role
+from prime_protocol.ledger.entry_values import RunStatus as RunStatus
+from prime_protocol.ledger.randomness_chain import RandomnessChain, RoundSignature
 from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.codec import Range, Size
 from prime_protocol.wire.envelope import Uint
@@ -37,30 +42,8 @@ from prime_protocol.wire.typed_data import Delegation, SubmissionReceipt, Verdic
 
 ReasonText = Annotated[str, Size(0, REASON_CHARS_MAX)]
 """Why, for people."""
-
-
-class Role(StrEnum):
-    """What a node offers to do."""
-
-    WORKER = "worker"
-    VALIDATOR = "validator"
-    RELAY = "relay"
-
-
-class NodeStatus(StrEnum):
-    """Whether a node may be given work."""
-
-    ACTIVE = "active"
-    DRAINED = "drained"
-    BANNED = "banned"
-
-
-class RunStatus(StrEnum):
-    """Whether a run gives out work."""
-
-    ACTIVE = "active"
-    PAUSED = "paused"
-    CLOSED = "closed"
+BetWeight = Annotated[int, Range(-BET_WEIGHT_MAX, BET_WEIGHT_MAX)]
+"""Tenths of a power of ten."""
 
 
 class Outcome(StrEnum):
@@ -76,34 +59,29 @@ OUTCOME_NUMBER = {Outcome.ACCEPT: 0, Outcome.INVALID: 1, Outcome.FRAUDULENT: 2}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Metric:
-    """One number."""
-
-    name: Annotated[str, Size(1, 48)]
-    value: float
-
-
-def check_metric_names(metrics: tuple[Metric, ...]) -> None:
-    """RemoteError where a name stands twice, or out of order: there is one way to write the same numbers."""
-    names = [metric.name for metric in metrics]
-    if names != sorted(set(names)):
-        raise RemoteError("metrics", "must be sorted by name, each once")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditDrawn:
-    """Coordinator: whether, and by whom, a submission is checked. Drawn from a head noted after it was logged."""
+    """Coordinator: whether, and by whom, a submission is checked. Drawn from a round published after it was logged."""
 
     submission: Digest
     round: Annotated[int, Range(0, 64)]
-    head_size: Uint
+    randomness_round: Uint
+    """Of the network's randomness chain."""
     validators: Annotated[tuple[NodeId, ...], Size(0, QUORUM_MAX)]
     """Empty in round 0: not drawn for audit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictCommitted:
+    """Validator: I have my verdict, and here is its digest. The other validators of the round cannot read it yet."""
+
+    submission: Digest
+    commitment: Digest
+    """SHA-256 of the body of the VerdictGiven that follows. Its signature makes it impossible to guess."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VerdictGiven:
-    """Validator: what I found, with the numbers."""
+    """Validator: what I found, with the numbers. In a round of several validators each has committed to it before."""
 
     receipt: VerdictReceipt
     signature: Signature
@@ -112,12 +90,20 @@ class VerdictGiven:
     metrics: Annotated[tuple[Metric, ...], Size(0, METRICS_MAX)]
     read_proof: Annotated[bytes, Size(0, READ_PROOF_BYTES)] = b""
     """Proof that I ran the model on the file, see proofs/read_proofs.py; empty where the model was not needed."""
+    blocks_read: Uint = 0
+    """Blocks from the start that the read proof covers, where I stopped because they convict; 0: the whole file."""
+    bets: Annotated[tuple[BetWeight, ...], Size(0, EVIDENCE_BETS)] = ()
+    """What the file weighs under each bet, see run_record.py; empty where the model was not needed."""
 
     def __post_init__(self) -> None:
         if self.receipt.outcome != OUTCOME_NUMBER[self.outcome]:
             raise RemoteError("outcome", f"is {self.outcome}, but the receipt says {self.receipt.outcome}")
         if len(self.read_proof) not in (0, READ_PROOF_BYTES):
             raise RemoteError("read_proof", f"has {len(self.read_proof)} bytes, allowed is 0 or {READ_PROOF_BYTES}")
+        if self.blocks_read and self.outcome is not Outcome.FRAUDULENT:
+            raise RemoteError("blocks_read", f"is {self.blocks_read}, only a fraudulent file need not be read whole")
+        if len(self.bets) not in (0, EVIDENCE_BETS):
+            raise RemoteError("bets", f"has {len(self.bets)} numbers, allowed is 0 or {EVIDENCE_BETS}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,14 +120,19 @@ class ValidatorScored:
 
     validator: NodeId
     submission: Digest
+    penalty_nano: Uint = 0
+    """Stake that it loses: see compute_penalty_nano in slashes.py."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class InspectedVerdict:
-    """The read proof that a validator of the file must have."""
+class RulingGiven:
+    """Inspector: validators could not decide this file; I read it, and this is the outcome."""
 
-    reader: NodeId
-    read_proof: Annotated[bytes, Size(READ_PROOF_BYTES, READ_PROOF_BYTES)]
+    submission: Digest
+    outcome: Outcome
+    evidence: Digest
+    """Of the bundle that shows it, as in a verdict."""
+    reason: ReasonText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +144,7 @@ class Inspected:
 
     submission: Digest
     seen: Annotated[tuple[InspectedVerdict, ...], Size(0, READERS_MAX)]
-    """Sorted by reader. Nobody where the model is not needed to see that the file is bad."""
+    """Sorted by reader. Empty where the file is seen to be bad without the model."""
 
     def __post_init__(self) -> None:
         readers = [each.reader for each in self.seen]
@@ -183,6 +174,10 @@ class NetworkCreated:
     """EIP-712 domain of receipts and delegations; zeros for embedded settlement."""
     unbonding_ms: Uint
     """How long stake stays slashable after its owner asked it back."""
+    randomness: RandomnessChain
+    """Where beacons and audit draws come from."""
+    draw_margin_ms: Annotated[int, Range(0, DRAW_MARGIN_MS_MAX)]
+    """Least time between a noted head and the round that is drawn from."""
     ticker: Ticker = DEFAULT_TICKER
     """The name of the network's unit of value, for people. Amounts are in nano: 10^-9 of it."""
 
@@ -197,8 +192,7 @@ class Deposited:
     """What happened outside (a transaction, a faucet request). Counts once."""
     run: RunId | None = None
     """On a chain: it is in the pool of this run, and the account is its funder, or the court that brings slashed stake.
-    Then it is no balance of the account.
-    """
+    Then it is no balance of the account."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,8 +211,16 @@ class NodeRegistered:
     """One line for people; nothing is decided by it."""
     addresses: Annotated[tuple[Annotated[str, Size(1, ADDRESS_CHARS_MAX)], ...], Size(0, ADDRESSES_MAX)] = ()
     """Where others may fetch weights from it: URLs or multiaddrs. None for a node that only calls out."""
+    runs: Annotated[tuple[RunId, ...], Size(0, RUNS_SERVED_MAX)] = ()
+    """Runs whose audits it takes as a validator; sorted."""
+    witness_key: Annotated[bytes, Size(0, ED25519_KEY_BYTES)] = b""
+    """Ed25519 key with which it cosigns tree heads as a validator; empty for a node that does not."""
 
     def __post_init__(self) -> None:
+        if list(self.runs) != sorted(set(self.runs)):
+            raise RemoteError("runs", "must be sorted, each once")
+        if len(self.witness_key) not in (0, ED25519_KEY_BYTES):
+            raise RemoteError("witness_key", f"has {len(self.witness_key)} bytes, allowed is 0 or {ED25519_KEY_BYTES}")
         if list(self.roles) != sorted(set(self.roles)):
             raise RemoteError("roles", "must be sorted, each once")
         for place, address in enumerate(self.addresses):
@@ -233,6 +235,12 @@ class NodeStatusSet:
     node: NodeId
     status: NodeStatus
     reason: ReasonText
+    run: RunId | None = None
+    """Only in this run: its work and draws in other runs go on. None: in all."""
+
+    def __post_init__(self) -> None:
+        if self.run is not None and self.status is NodeStatus.BANNED:
+            raise RemoteError("run", "is given, but a ban is for all runs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -337,9 +345,37 @@ class StepMeasured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadNoted:
-    """Coordinator: the tree head over everything before this entry. Beacons and audit draws hang on it."""
+    """Coordinator: the tree head over everything before this entry.
+
+    It fixes the round of the randomness chain that the beacons and draws of those entries come from. Validators cosign
+    this head.
+    """
 
     root: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SnapshotNoted:
+    """Coordinator: SHA-256 of the state after `size` entries, see snapshot.py. Auditors can begin there."""
+
+    size: Uint
+    digest: Digest
+    format: Annotated[int, Range(1, SNAPSHOT_FORMAT_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecorded:
+    """Coordinator: a round of the randomness chain, and the validators that cosigned the heads before it was out."""
+
+    round: Uint
+    signature: RoundSignature
+    cosignatures: Annotated[tuple[HeadCosignature, ...], Size(0, COSIGNATURES_MAX)]
+    """Sorted by witness."""
+
+    def __post_init__(self) -> None:
+        witnesses = [each.witness for each in self.cosignatures]
+        if witnesses != sorted(set(witnesses)):
+            raise RemoteError("cosignatures", "must be sorted by witness, each once")
 
 
 # --- Work -----------------------------------------------------------------------------------------------------------
@@ -352,6 +388,8 @@ class LeaseGranted:
     lease: Uint
     node: NodeId
     step: Step
+    checkpoint_step: Step
+    """The checkpoint to generate with. It is fixed here, so that a slot has one honest answer."""
     first_slot: Slot
     slots: Annotated[int, Range(1, LEASE_SLOTS_MAX)]
     deadline_ms: Uint
@@ -423,10 +461,34 @@ class SlashExecuted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlashOverturned:
-    """Coordinator: other validators found otherwise, or nobody judged in time. Stake and bond go back.
+    """Coordinator: the appeal was decided for the node, or its long stop has passed. Stake and bond go back.
 
-    What nobody judged is invalid: there is no credit without an accepted verdict.
+    What could not be judged is invalid: there is no credit without an accepted verdict.
     """
+
+    submission: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingFiled:
+    """Anyone: this accepted submission is fraudulent. The bond is the author's and is lost if judges find otherwise."""
+
+    submission: Digest
+    evidence: Digest
+    """Of the evidence bundle, in the format of a verdict's. Judges decide by the file, not by it."""
+    reason: ReasonText
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingUpheld:
+    """Coordinator: drawn judges found the submission fraudulent. Its credit is taken back, and a slash follows."""
+
+    submission: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindingDismissed:
+    """Coordinator: judges found otherwise and the bond is lost, or nobody decided in time and it goes back."""
 
     submission: Digest
 
@@ -450,18 +512,25 @@ Entry = (
     | CheckpointPublished
     | StepMeasured
     | HeadNoted
+    | SnapshotNoted
+    | RoundRecorded
     | LeaseGranted
     | LeaseEnded
     | Submitted
     | AuditDrawn
+    | VerdictCommitted
     | VerdictGiven
     | Settled
     | Credited
     | PaidOut
     | ValidatorScored
     | Inspected
+    | RulingGiven
     | SlashProposed
     | Appealed
     | SlashExecuted
     | SlashOverturned
+    | FindingFiled
+    | FindingUpheld
+    | FindingDismissed
 )

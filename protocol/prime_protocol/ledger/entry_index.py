@@ -8,7 +8,7 @@ from typing import Any
 
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, SIGNATURE_BYTES
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.entries import LogRecord
+from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, FindingUpheld, LogRecord
 from prime_protocol.ledger.replay import ENTRY_TYPES
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import Payload
@@ -72,15 +72,23 @@ def list_subjects(run: RunId | None, entry: Any) -> list[str]:
             return [str(compute_receipt_id(receipt)), str(receipt.file_digest), lease_subject(run, receipt.lease)]
         case e.AuditDrawn(submission=submission, validators=validators):
             return [str(submission), *map(str, validators)]
+        case e.VerdictCommitted(submission=name):
+            return [str(name)]
         case e.VerdictGiven(receipt=receipt):
             return [str(receipt.submission), str(receipt.evidence)]
         case e.ValidatorScored(submission=submission, validator=validator):
             return [str(submission), str(validator)]
         case e.Inspected(submission=submission, seen=seen):
             return [str(submission), *(str(each.reader) for each in seen)]
+        case e.RulingGiven(submission=submission, evidence=evidence):
+            return [str(submission), str(evidence)]
         case e.Settled(submission=name) | e.Credited(submission=name) | e.SlashProposed(submission=name):
             return [str(name)]
         case e.Appealed(submission=name) | e.SlashExecuted(submission=name) | e.SlashOverturned(submission=name):
+            return [str(name)]
+        case FindingFiled(submission=name, evidence=evidence):
+            return [str(name), str(evidence)]
+        case FindingUpheld(submission=name) | FindingDismissed(submission=name):
             return [str(name)]
         case _:
             return []

@@ -39,6 +39,8 @@ class Funds:
     stakes: Counter[StakeKey] = field(default_factory=Counter)
     unbonding: dict[StakeKey, tuple[Unbonding, ...]] = field(default_factory=dict)
     escrow: dict[Digest, Escrow] = field(default_factory=dict)
+    finding_bonds: dict[Digest, tuple[NodeId, int]] = field(default_factory=dict)
+    """Of open findings, by submission: the finder and its bond."""
     pools: Counter[RunId] = field(default_factory=Counter)
     deposited_nano: int = 0
     withdrawn_nano: int = 0
@@ -49,7 +51,8 @@ class Funds:
         unbonding = sum(part.amount_nano for parts in self.unbonding.values() for part in parts)
         escrow = sum(held.amount_nano + held.bond_nano for held in self.escrow.values())
         open_accounts = sum(self.balances.values()) + sum(self.stakes.values()) + sum(self.pools.values())
-        return open_accounts + unbonding + escrow
+        bonds = sum(amount_nano for _, amount_nano in self.finding_bonds.values())
+        return open_accounts + unbonding + escrow + bonds
 
     def is_conserved(self) -> bool:
         """Whether value was neither made nor lost."""
@@ -98,8 +101,20 @@ class Funds:
         return self.stakes[position] + sum(part.amount_nano for part in self.unbonding.get(position, ()))
 
     def move_to_escrow(self, slash: Digest, position: StakeKey, amount_nano: int) -> None:
-        """Into escrow: from the stake first, then from what is unbonding, oldest first."""
         assert slash not in self.escrow
+        self._take_stake(position, amount_nano)
+        self.escrow[slash] = Escrow(position, amount_nano)
+
+    def forfeit_stake(self, position: StakeKey, amount_nano: int, *, pool: RunId | None) -> None:
+        """Take stake for good: into a run's pool, or burned where there is none."""
+        self._take_stake(position, amount_nano)
+        if pool is None:
+            self.burned_nano += amount_nano
+        else:
+            self.pools[pool] += amount_nano
+
+    def _take_stake(self, position: StakeKey, amount_nano: int) -> None:
+        """From the stake first, then from what is unbonding, oldest first."""
         assert amount_nano <= self.slashable_nano(position)
         from_stake = min(amount_nano, self.stakes[position])
         self.stakes[position] -= from_stake
@@ -110,13 +125,22 @@ class Funds:
             if taken < part.amount_nano:
                 kept.append(Unbonding(part.amount_nano - taken, part.matures_at_ms))
         self._set_unbonding(position, tuple(kept))
-        self.escrow[slash] = Escrow(position, amount_nano)
 
-    def post_bond(self, slash: Digest, account: NodeId, amount_nano: int) -> None:
+    def post_bond(self, slash: Digest, amount_nano: int) -> None:
+        """From the owner's balance, or else from the stake that is left.
+
+        An owner without either may still appeal: what it has is in escrow already.
+        """
         held = self.escrow[slash]
         assert held.bond_nano == 0
-        self._spend(account, amount_nano)
-        self.escrow[slash] = Escrow(held.position, held.amount_nano, amount_nano)
+        owner = held.position[0]
+        if self.balances[owner] >= amount_nano:
+            self._spend(owner, amount_nano)
+            self.escrow[slash] = Escrow(held.position, held.amount_nano, amount_nano)
+            return
+        amount_nano = min(amount_nano, self.slashable_nano(held.position))
+        self._take_stake(held.position, amount_nano)
+        self.escrow[slash] = Escrow(held.position, held.amount_nano + amount_nano)
 
     def refund(self, slash: Digest) -> None:
         """Stake back behind the node, bond back to the owner."""
@@ -138,6 +162,33 @@ class Funds:
         """To the court on the chain, which has the stake itself."""
         held = self.escrow.pop(slash)
         self.withdrawn_nano += held.amount_nano + held.bond_nano
+
+    def post_finding_bond(self, submission: Digest, account: NodeId, amount_nano: int) -> None:
+        assert submission not in self.finding_bonds
+        self._spend(account, amount_nano)
+        self.finding_bonds[submission] = (account, amount_nano)
+
+    def refund_finding_bond(self, submission: Digest) -> None:
+        """Bonds of zero are not kept."""
+        account, amount_nano = self.finding_bonds.pop(submission, (None, 0))
+        if account is not None:
+            self.balances[account] += amount_nano
+
+    def burn_finding_bond(self, submission: Digest) -> None:
+        self.burned_nano += self.finding_bonds.pop(submission, (None, 0))[1]
+
+    def pool_finding_bond(self, submission: Digest, run: RunId) -> int:
+        """What has come into the pool."""
+        amount_nano = self.finding_bonds.pop(submission, (None, 0))[1]
+        self.pools[run] += amount_nano
+        return amount_nano
+
+    def pay_bounty(self, slash: Digest, account: NodeId, amount_nano: int) -> None:
+        """Out of the escrowed stake to whoever found the fraud."""
+        held = self.escrow[slash]
+        assert amount_nano <= held.amount_nano
+        self.escrow[slash] = Escrow(held.position, held.amount_nano - amount_nano, held.bond_nano)
+        self.balances[account] += amount_nano
 
     def _spend(self, account: NodeId, amount_nano: int) -> None:
         if not 0 < amount_nano <= self.balances[account]:

@@ -1,15 +1,21 @@
-"""The Merkle tree of what accounts were paid in all, in the form that OpenZeppelin's contracts check. Pure.
+"""The Merkle tree over what each account was paid in total, in the form that OpenZeppelin's contracts verify. Pure.
 
-A leaf is keccak(keccak(account, cumulative)), both as 32-byte words; a pair is hashed with the smaller one first, so a
-proof needs no sides.
+A leaf is keccak(keccak(account, cumulative)), both as 32-byte words. A pair is hashed with the smaller hash first, so a
+proof does not have to say on which side each hash stands.
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.signing import keccak
 
 WORD_BYTES = 32
+
+
+def list_payable(paid_nano: Mapping[NodeId, int], scale: int) -> dict[NodeId, int]:
+    """The table of a payout root, from what a run has paid to each account. `scale`: units of the token per nano."""
+    return {account: nano * scale for account, nano in paid_nano.items() if nano > 0}
 
 
 def compute_payout_leaf(account: NodeId, cumulative: int) -> Digest:
@@ -18,10 +24,10 @@ def compute_payout_leaf(account: NodeId, cumulative: int) -> Digest:
 
 
 class PayoutTree:
-    """Over one table of accounts. The same table gives the same root, whoever builds it."""
+    """Over one table of accounts. The same table always gives the same root."""
 
     def __init__(self, cumulative: Mapping[NodeId, int]) -> None:
-        assert cumulative, "there is nobody to pay"
+        assert cumulative, "there is no account to pay"
         self.cumulative = dict(cumulative)
         leaves = {account: compute_payout_leaf(account, amount) for account, amount in cumulative.items()}
         self._levels = [sorted(leaves.values())]
@@ -49,6 +55,24 @@ class PayoutTree:
                 partners.append(row[place ^ 1])
             place >>= 1
         return partners
+
+
+@dataclass(frozen=True, slots=True)
+class PayoutDifference:
+    """An account that two tables pay differently, in units of the token."""
+
+    account: NodeId
+    by_log: int
+    by_table: int
+
+
+def find_difference(by_log: Mapping[NodeId, int], by_table: Mapping[NodeId, int]) -> PayoutDifference | None:
+    """The first account, by address, whose total in a table is not the log's."""
+    for account in sorted({*by_log, *by_table}):
+        ours, theirs = by_log.get(account, 0), by_table.get(account, 0)
+        if ours != theirs:
+            return PayoutDifference(account, ours, theirs)
+    return None
 
 
 def _hash_sorted_pair(one: Digest, other: Digest) -> Digest:

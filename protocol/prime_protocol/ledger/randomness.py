@@ -15,17 +15,18 @@ from prime_protocol.constants import (
     SAMPLES_MAX,
     SLOTS_MAX,
     TARGET_LENGTHS_MAX,
+    WITNESSES_MAX,
 )
 from prime_protocol.wire.ids import Digest, NodeId, RunId, Sample, Slot, Step, digest_fields
 
 
-def compute_step_beacon(run: RunId, step: Step, *, checkpoint_root: Digest, tree_head_root: Digest) -> Digest:
+def compute_step_beacon(run: RunId, step: Step, *, checkpoint_root: Digest, randomness: Digest) -> Digest:
     """The one value from which every slot of the step is derived."""
-    return digest_fields("beacon/1", run.encode(), encode_u64(step), checkpoint_root, tree_head_root)
+    return digest_fields("beacon/2", run.encode(), encode_u64(step), checkpoint_root, randomness)
 
 
 class KeyedPermutation:
-    """A bijection on range(size), the same for everybody who has the key, without a table.
+    """A bijection on range(size), the same for every holder of the key, without a table.
 
     A Feistel network on pairs (left, right) of residues, left below `lefts` and right below `rights`, with
     lefts * rights just above size; a result outside the range is permuted again until it falls inside.
@@ -97,9 +98,9 @@ def compute_target_length(beacon: Digest, slot: Slot, choices: tuple[int, ...]) 
     return choices[first_u64(digest_fields("target/1", beacon, encode_u64(slot))) % len(choices)]
 
 
-def compute_audit_seed(*, tree_head_root: Digest, submission: Digest) -> Digest:
-    """The seed of a submission's audit draws. The tree head must be later than the submission's entry."""
-    return digest_fields("audit/1", tree_head_root, submission)
+def compute_audit_seed(*, randomness: Digest, submission: Digest) -> Digest:
+    """The seed of a submission's audit draws. The round is published after the submission's entry was witnessed."""
+    return digest_fields("audit/2", randomness, submission)
 
 
 def is_audited(seed: Digest, rate_bps: int) -> bool:
@@ -140,6 +141,19 @@ def draw_validators(
             used.add(owner)
             drawn.append(candidates[index])
     return tuple(drawn)
+
+
+def draw_witnesses(randomness: Digest, run: RunId, validators: Sequence[NodeId]) -> tuple[NodeId, ...]:
+    """The validators of a run that are asked to cosign a head: all of them, or WITNESSES_MAX drawn ones."""
+    if len(validators) <= WITNESSES_MAX:
+        return tuple(validators)
+    order = KeyedPermutation(digest_fields("witnesses/1", randomness, run.encode()), len(validators))
+    return tuple(validators[order[place]] for place in range(WITNESSES_MAX))
+
+
+def compute_witnesses_needed(asked: int) -> int:
+    """How many of the asked witnesses must have cosigned in time: more than half, or none where there is none."""
+    return asked // 2 + 1 if asked else 0
 
 
 def first_u64(digest: Digest) -> int:

@@ -1,7 +1,7 @@
 """The ledger state as a pure function of the log: who may write which entry, and the fold that applies them in order.
 
 `Ledger.apply` takes one leaf, as anyone can read it from a mirror. It changes the state, or it refuses the leaf and
-changes nothing. It checks signatures, authors, order and every rule for each leaf, whoever served the log.
+changes nothing. It checks signatures, authors, order and every rule for each leaf, independent of the server.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,13 +11,16 @@ from typing import Any, get_args
 
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, SIGNATURE_BYTES
 from prime_protocol.errors import RemoteError
-from prime_protocol.ledger import accounts, audits, entries, rewards, work
-from prime_protocol.ledger.entries import Entry, LogRecord
+from prime_protocol.ledger import accounts, audits, entries, findings, rewards, rounds, slashes, work
+from prime_protocol.ledger.entries import Entry, FindingDismissed, FindingFiled, FindingUpheld, LogRecord
+from prime_protocol.ledger.limits import apply_charge, compute_charge
+from prime_protocol.ledger.randomness_chain import RandomnessChain, verify_round
 from prime_protocol.ledger.state import EntryContext, LedgerState
 from prime_protocol.log.merkle import compute_leaf_hash
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import Payload, check_time, open_envelope
 from prime_protocol.wire.ids import NetworkId, NodeId, hash_bytes
+from prime_protocol.wire.typed_data import Domain, verify_document
 
 
 class EntryAuthor(Enum):
@@ -55,6 +58,8 @@ ENTRY_RULES: dict[type, EntryRule] = {
     entries.Unbonded: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.unbond),
     entries.Released: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.release),
     entries.HeadNoted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, accounts.note_head),
+    entries.SnapshotNoted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, accounts.note_snapshot),
+    entries.RoundRecorded: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, rounds.record_round),
     entries.RunCreated: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.create_run),
     entries.RunUpdated: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.update_run),
     entries.RunStatusSet: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.set_run_status),
@@ -66,16 +71,21 @@ ENTRY_RULES: dict[type, EntryRule] = {
     entries.LeaseEnded: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.end_lease),
     entries.Submitted: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.submit),
     entries.AuditDrawn: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.draw_audit),
+    entries.VerdictCommitted: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, audits.commit_verdict),
     entries.VerdictGiven: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, audits.give_verdict),
     entries.Settled: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.settle),
     entries.Credited: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, rewards.credit),
     entries.PaidOut: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, rewards.pay_out),
-    entries.ValidatorScored: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.score_validator),
-    entries.Inspected: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, audits.record_inspection),
-    entries.SlashProposed: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.propose_slash),
-    entries.Appealed: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, audits.appeal),
-    entries.SlashExecuted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.execute_slash),
-    entries.SlashOverturned: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.overturn_slash),
+    entries.ValidatorScored: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, slashes.score_validator),
+    entries.Inspected: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, slashes.record_inspection),
+    entries.RulingGiven: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, slashes.give_ruling),
+    entries.SlashProposed: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, slashes.propose_slash),
+    entries.Appealed: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, slashes.appeal),
+    entries.SlashExecuted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, slashes.execute_slash),
+    entries.SlashOverturned: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, slashes.overturn_slash),
+    FindingFiled: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, findings.file_finding),
+    FindingUpheld: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, findings.uphold_finding),
+    FindingDismissed: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, findings.dismiss_finding),
 }
 ENTRY_TYPES: dict[str, type] = {kind.__name__: kind for kind in ENTRY_RULES}
 assert set(ENTRY_RULES) == set(get_args(Entry)), "every entry has a rule"
@@ -90,9 +100,8 @@ class Ledger:
 
     def apply(self, leaf: bytes) -> Entry:
         """Check a leaf as a stranger would, and fold it in."""
-        record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
-        envelope = open_envelope(record.frame, network=self.network, version_min=0)
-        return self._apply_payload(leaf, record.at_ms, envelope.payload)
+        record, payload = open_leaf(leaf, self.network)
+        return self._apply_payload(leaf, record.at_ms, payload)
 
     def append(self, payload: Payload, record: LogRecord) -> bytes:
         """Fold in an envelope that this process has opened itself; its signature is not checked twice."""
@@ -107,16 +116,28 @@ class Ledger:
 
         Every rule is checked again, but no signature. For a restart only; use `apply` for another party's log.
         """
-        record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
-        return self._apply_payload(leaf, record.at_ms, decode(Payload, record.frame[SIGNATURE_BYTES:]), is_signed=True)
+        return self.apply_checked(leaf, is_cosignature_checked=True)
 
-    def _apply_payload(self, leaf: bytes, at_ms: int, payload: Payload, *, is_signed: bool = False) -> Entry:
+    def apply_checked(self, leaf: bytes, *, is_cosignature_checked: bool = False) -> Entry:
+        """Fold in a leaf whose signatures `verify_leaf` has found good. Cosignatures are verified here."""
+        record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
+        payload = decode(Payload, record.frame[SIGNATURE_BYTES:])
+        return self._apply_payload(
+            leaf, record.at_ms, payload, is_signed=True, is_cosignature_checked=is_cosignature_checked
+        )
+
+    def _apply_payload(
+        self,
+        leaf: bytes,
+        at_ms: int,
+        payload: Payload,
+        *,
+        is_signed: bool = False,
+        is_cosignature_checked: bool = False,
+    ) -> Entry:
         state = self.state
-        kind = ENTRY_TYPES.get(payload.kind)
-        if kind is None:
-            raise RemoteError("Payload.kind", f"{payload.kind} is no entry of the log")
-        entry: Entry = decode(kind, payload.body)
-        rule = ENTRY_RULES[kind]
+        entry = decode_entry(payload)
+        rule = ENTRY_RULES[type(entry)]
         self._check_context(payload, at_ms, rule)
         context = EntryContext(
             network=self.network,
@@ -126,9 +147,14 @@ class Ledger:
             index=state.size,
             version=payload.version,
             body=hash_bytes(payload.body),
+            leaf_bytes=len(leaf),
             is_signature_checked=is_signed,
+            is_cosignature_checked=is_cosignature_checked,
         )
+        # The limits come first: they are cheaper than the signatures that some rules verify.
+        charge = compute_charge(state, context, entry)
         rule.apply(state, context, entry)
+        apply_charge(state, charge, at_ms)
         state.sequences[payload.sender] = payload.sequence
         state.at_ms = at_ms
         state.frontier = state.frontier.append(compute_leaf_hash(leaf))
@@ -139,16 +165,66 @@ class Ledger:
         state = self.state
         if at_ms < state.at_ms:
             raise RemoteError("LogRecord.at_ms", f"is {state.at_ms - at_ms} ms before the entry before it")
-        check_time(payload, at_ms)
         if payload.sequence <= state.sequences.get(payload.sender, -1):
             raise RemoteError("Payload.sequence", f"{payload.sequence} is not above the last of {payload.sender}")
-        if (payload.run is None) != (rule.scope is EntryScope.NETWORK):
-            raise RemoteError("Payload.run", f"is {payload.run}, but {payload.kind} is about the {rule.scope.value}")
         if state.coordinator is None and rule.apply is not accounts.create_network:
             raise RemoteError("Payload.kind", f"is {payload.kind}, but the first entry must be NetworkCreated")
-        if rule.author is EntryAuthor.COORDINATOR and payload.sender != state.coordinator:
-            problem = f"is {payload.sender}, only {state.coordinator} may write {payload.kind}"
-            raise RemoteError("Payload.sender", problem)
+        _check_payload(payload, at_ms, rule, state.coordinator)
+
+
+def open_leaf(leaf: bytes, network: NetworkId) -> tuple[LogRecord, Payload]:
+    """The record, and its payload with a valid signature."""
+    record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
+    return record, open_envelope(record.frame, network=network, version_min=0).payload
+
+
+def decode_entry(payload: Payload) -> Entry:
+    kind = ENTRY_TYPES.get(payload.kind)
+    if kind is None:
+        raise RemoteError("Payload.kind", f"{payload.kind} is no entry of the log")
+    entry: Entry = decode(kind, payload.body)
+    return entry
+
+
+def _check_payload(payload: Payload, at_ms: int, rule: EntryRule, coordinator: NodeId | None) -> None:
+    """Time, scope and author. None of it depends on the entries before."""
+    check_time(payload, at_ms)
+    if (payload.run is None) != (rule.scope is EntryScope.NETWORK):
+        raise RemoteError("Payload.run", f"is {payload.run}, but {payload.kind} is about the {rule.scope.value}")
+    if rule.author is EntryAuthor.COORDINATOR and payload.sender != coordinator:
+        raise RemoteError("Payload.sender", f"is {payload.sender}, only {coordinator} may write {payload.kind}")
+
+
+def read_leaf_version(leaf: bytes) -> int:
+    """The protocol version that a leaf's author claims; 0 if the leaf cannot be read."""
+    try:
+        frame = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX).frame
+        return decode(Payload, frame[SIGNATURE_BYTES:]).version
+    except RemoteError:
+        return 0
+
+
+def check_leaf_alone(leaf: bytes, network: NetworkId, *, coordinator: NodeId) -> None:
+    """Every rule that one leaf can break by itself, whatever the log says before it."""
+    record, payload = open_leaf(leaf, network)
+    rule = ENTRY_RULES[type(decode_entry(payload))]
+    _check_payload(payload, record.at_ms, rule, coordinator)
+
+
+def verify_leaf(leaf: bytes, network: NetworkId, domain: Domain, chain: RandomnessChain) -> None:
+    """Verify the signatures of a leaf that need no state: its envelope, its receipt, a round of the randomness chain.
+
+    Processes can do this for different leaves at once. `Ledger.apply_checked` has the rest, in order.
+    """
+    record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
+    payload = open_envelope(record.frame, network=network, version_min=0).payload
+    kind = ENTRY_TYPES.get(payload.kind)
+    if kind in (entries.Submitted, entries.VerdictGiven):
+        entry: Any = decode(kind, payload.body)
+        verify_document(entry.receipt, entry.signature, signer=payload.sender, domain=domain)
+    elif kind is entries.RoundRecorded:
+        recorded = decode(entries.RoundRecorded, payload.body)
+        verify_round(chain, recorded.round, recorded.signature)
 
 
 def replay(network: NetworkId, leaves: Iterable[bytes], *, coordinator: NodeId | None = None) -> Ledger:

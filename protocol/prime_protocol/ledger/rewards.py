@@ -1,13 +1,9 @@
-"""What a rollout is worth: the matrix-multiply FLOP of generating it, in units of 10^9.
+"""What work earns: the units of a rollout, the shares of a step's budget, and the rules of funding, credit and payout.
 
-The run's terms carry the two factors, computed once from the model's shape; the log carries the token counts. So
-everybody computes the same credit, and nobody declares any.
-
-How a step's budget is shared: a part to validators whose verdicts stood, the rest by verified units.
-
-Rules for entries about what work earns: funding, credit, payout, and what is left when a run is over.
-
-Each checks everything first, then changes the state. How a budget is shared is in payout.py.
+A unit is 10^9 FLOP of matrix multiplication. The run's terms hold two factors, computed once from the model's shape,
+and the log holds the token counts. So everyone computes the same credit, and no party declares its own. Validators
+whose verdicts were confirmed share a part of the budget; workers share the rest by verified units. Each rule checks
+everything first, then changes the state.
 """
 
 from collections import Counter
@@ -92,7 +88,7 @@ def compute_withheld(upheld: Counter[StakeKey], debts: Counter[StakeKey]) -> Cou
 def compute_shares(
     *, budget_nano: int, audit_share: int, units: Mapping[StakeKey, int], upheld: Mapping[StakeKey, int]
 ) -> Counter[StakeKey]:
-    """Who gets how much. Shares are rounded down; what nobody earned and the remainders stay in the pool."""
+    """Who gets how much. Shares are rounded down; the unearned part and the remainders stay in the pool."""
     audit_nano = budget_nano * audit_share // BASIS_POINTS
     shares: Counter[StakeKey] = Counter()
     for pot_nano, weights in ((budget_nano - audit_nano, units), (audit_nano, upheld)):
@@ -114,7 +110,7 @@ def fund_run(state: LedgerState, context: EntryContext, entry: RunFunded) -> Non
 
 
 def add_to_pool(state: LedgerState, name: RunId, account: NodeId, amount_nano: int) -> None:
-    """From an account's balance. What comes from the court was slashed: nobody has funded it."""
+    """From an account's balance. What comes from the court was slashed, so it has no funder."""
     run = state.runs[name]
     state.funds.fund(name, account, amount_nano)
     if account == state.domain.contract:
@@ -137,8 +133,34 @@ def credit(state: LedgerState, context: EntryContext, entry: Credited) -> None:
         raise RemoteError("units", f"is {entry.units}, the tokens are worth {units}")
     submission.credited = True
     step.credited.update(submission.slots)
+    step.free(submission.slots, submission.lease)
     state.nodes[submission.node].units += units
-    (run.carried_units if step.paid else step.units)[(submission.owner, submission.node)] += units
+    earn(run, submission, units)
+
+
+def earn(run: RunState, submission: SubmissionState, units: int) -> None:
+    """Count units for pay, unless the node's pay is held. A node that is excluded since has forfeited them."""
+    record = run.get_record(submission.node)
+    if record.restake_nano:
+        return
+    if record.is_held:
+        record.held_units[(submission.owner, submission.step)] += units
+    else:
+        run.get_earned(submission.step)[(submission.owner, submission.node)] += units
+
+
+def forfeit_unpaid(run: RunState, owner: NodeId, node: NodeId) -> None:
+    """A conviction costs all units of the pair that are not paid yet: of unpaid steps, carried ones, held ones."""
+    for step in run.steps.values():
+        if not step.paid:
+            step.units.pop((owner, node), None)
+    run.carried_units.pop((owner, node), None)
+    for name, finding in run.findings.items():
+        if (run.submissions[name].owner, run.submissions[name].node) == (owner, node):
+            finding.units = 0
+    held = run.records[node].held_units
+    for key in [key for key in held if key[0] == owner]:
+        del held[key]
 
 
 def compute_submission_units(terms: RunTerms, submission: SubmissionState) -> int:
@@ -158,10 +180,14 @@ def pay_out(state: LedgerState, context: EntryContext, entry: PaidOut) -> None:
         raise RemoteError("step", f"{entry.step} had no work, or was paid out already")
     if run.status is not RunStatus.CLOSED and entry.step >= run.latest:
         raise RemoteError("step", f"{entry.step} is still being worked on")
-    if run.status is RunStatus.CLOSED and run.slashes:
-        raise RemoteError("run", f"is closed with {len(run.slashes)} slashes open; what they decide is paid last")
+    judged = len(run.slashes.keys() | run.findings)
+    if run.status is RunStatus.CLOSED and judged:
+        raise RemoteError("run", f"is closed with {judged} slashes or findings open; what they decide is paid last")
     if step.pending:
         raise RemoteError("step", f"{entry.step} has {step.pending} leases or submissions open")
+    vested_ms = compute_vested_ms(step)
+    if context.at_ms < vested_ms:
+        raise RemoteError("step", f"{entry.step} is paid in {vested_ms - context.at_ms} ms, when its pay has vested")
     owed = _find_unresolved(run, step)
     if owed is not None:
         raise RemoteError("step", f"{owed} is accepted without credit, or fraudulent without a slash")
@@ -174,6 +200,11 @@ def pay_out(state: LedgerState, context: EntryContext, entry: PaidOut) -> None:
     run.carried_upheld.clear()
     step.paid = True
     retire_steps(run)
+
+
+def compute_vested_ms(step: StepState) -> int:
+    """When the step may be paid: `vesting_ms` after its last submission was settled."""
+    return step.settled_ms + step.terms.vesting_ms if step.settled_ms else 0
 
 
 def compute_step_shares(state: LedgerState, name: RunId, step: StepState) -> Counter[StakeKey]:
@@ -204,21 +235,24 @@ def _find_unresolved(run: RunState, step: StepState) -> Digest | None:
 
 
 def retire_steps(run: RunState) -> None:
-    """Forget steps that are paid, too old to train on, and owe and are owed nothing. The log keeps them for ever."""
+    """Forget steps that are paid, too old to train on, and owe and are owed nothing. The log keeps them."""
     run.oldest = max(run.oldest, run.latest - run.terms.lag_max)
     for number in [number for number, step in run.steps.items() if step.paid and number < run.oldest]:
         step = run.steps[number]
-        if run.slashes.keys().isdisjoint(step.submissions) and _find_unresolved(run, step) is None:
+        is_judged = not (run.slashes.keys() | run.findings).isdisjoint(step.submissions)
+        if not is_judged and _find_unresolved(run, step) is None:
             for name in step.submissions:
                 del run.submissions[name]
+                run.dismissed.pop(name, None)
             del run.steps[number]
 
 
 def return_pool(state: LedgerState, context: EntryContext, entry: PoolReturned) -> None:
     run, name = state.run(context), context.get_run_id()
     unpaid = [number for number, step in run.steps.items() if not step.paid]
-    if run.status is not RunStatus.CLOSED or unpaid or run.slashes:
-        raise RemoteError("run", f"is {run.status}, {len(unpaid)} steps are unpaid, {len(run.slashes)} slashes open")
+    judged = len(run.slashes.keys() | run.findings)
+    if run.status is not RunStatus.CLOSED or unpaid or judged:
+        raise RemoteError("run", f"is {run.status}, {len(unpaid)} steps are unpaid, {judged} slashes or findings open")
     if not run.funded[context.author]:
         raise RemoteError("sender", f"{context.author} has nothing left in the pool")
     amount_nano = compute_refund_nano(state, name, context.author)

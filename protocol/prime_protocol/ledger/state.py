@@ -1,22 +1,28 @@
-"""The circumstances of one entry: who wrote it, for which run, and when the log took it in.
+"""What the entries of the log add up to: nodes, runs, steps, submissions, slashes; and the context of one entry.
 
-What the entries of the log add up to: nodes, runs, steps, submissions, slashes. Data only; ledger.py has the rules.
-
-Whoever folds the same entries holds the same state, down to the last number.
+Data only. The rules that change it are in accounts.py, work.py, audits.py and rewards.py. Everyone who folds the same
+entries gets the same state, down to the last number.
 """
 
 from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
+from typing import Any
 
+from prime_protocol.constants import DIGEST_BYTES
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.funds import Funds, StakeKey
-from prime_protocol.ledger.randomness import compute_step_beacon
+from prime_protocol.ledger.randomness import draw_witnesses
+from prime_protocol.ledger.randomness_chain import QUICKNET, RandomnessChain
+from prime_protocol.ledger.run_record import BetSums, RunRecord
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
 from prime_protocol.log.merkle import Frontier
 from prime_protocol.wire.ids import DEFAULT_TICKER, Digest, NetworkId, NodeId, RunId, Slot, Step, Ticker
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
+
+NO_DIGEST = Digest(bytes(DIGEST_BYTES))
+"""Where there is none yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +47,12 @@ class EntryContext:
     version: int
     body: Digest
     """SHA-256 of the payload's body."""
+    leaf_bytes: int
+    """By how much the entry grows the log."""
     is_signature_checked: bool = False
-    """The signatures inside the entry were checked before, by this very party."""
+    """The signatures that the entry alone decides were checked before, by this very party."""
+    is_cosignature_checked: bool = False
+    """So were cosignatures of heads, whose keys are in the state."""
 
     def position(self) -> LogPosition:
         return LogPosition(self.index, self.at_ms, self.body)
@@ -59,6 +69,8 @@ class NodeState:
 
     delegated_until_ms: int | None = None
     """None: the node owns itself."""
+    delegated: LogPosition | None = None
+    """The last delegation that it brought, also when that was revoked since."""
     roles: tuple[Role, ...] = ()
     status: NodeStatus = NodeStatus.ACTIVE
     reason: str = ""
@@ -68,13 +80,16 @@ class NodeState:
     addresses: tuple[str, ...] = ()
     version: int = 0
     hardware: str = ""
-    streak: int = 0
-    """Submissions accepted since the last one that was not."""
+    runs: tuple[RunId, ...] = ()
+    """Whose audits it takes."""
+    witness_key: bytes = b""
+    past_owners: dict[NodeId, int] = field(default_factory=dict)
+    """Owners that it left, and when; kept for the unbonding delay. None of their work is given to it for an audit."""
     settled: Counter[Outcome] = field(default_factory=Counter)
     units: int = 0
     """Credited so far, in all runs."""
     earned_nano: int = 0
-    """Paid out so far for its work and its verdicts, to whoever was its owner then."""
+    """Paid out so far for its work and its verdicts, to its owner at that time."""
     faults: int = 0
     """Verdicts that were not what was settled in the end, or were refuted."""
 
@@ -99,6 +114,7 @@ class LeaseState:
     owner: NodeId
     """Whose stake the lease was granted on, and whose reward it earns."""
     step: Step
+    checkpoint_step: Step
     first_slot: Slot
     slots: int
     granted_at_ms: int
@@ -118,16 +134,51 @@ class AuditRoundState:
     seed: Digest
     """Of this draw. Unknown to the worker when it submitted, so decoys come from it too."""
     drawn_at_ms: int
+    deadline_ms: int
+    """Until when its commitments are waited for; in a round of one validator, until when its verdict is."""
     verdicts: dict[NodeId, Outcome] = field(default_factory=dict)
+    commitments: dict[NodeId, Digest] = field(default_factory=dict)
+    """What each validator has committed to."""
+    committed: dict[NodeId, LogPosition] = field(default_factory=dict)
+    """Where each commitment stands."""
+    complete_ms: int | None = None
+    """When the last validator committed; None: not all have."""
     read_proof: dict[NodeId, bytes] = field(default_factory=dict)
     """With which each was given."""
+    blocks_read: dict[NodeId, int] = field(default_factory=dict)
+    """How much of the file each read proof covers; 0: all of it."""
     positions: dict[NodeId, LogPosition] = field(default_factory=dict)
     """Where each verdict stands."""
+    bets: dict[NodeId, BetSums] = field(default_factory=dict)
+    """What the file weighs, by each verdict."""
+
+    @property
+    def is_committed_first(self) -> bool:
+        """Verdicts are committed before they are given where there is another validator to copy from."""
+        return len(self.validators) > 1
+
+    @property
+    def reveal_ms(self) -> int:
+        """From when committed verdicts may be given: all are committed, or the time to commit is over."""
+        return self.deadline_ms if self.complete_ms is None else self.complete_ms
+
+    def list_unrevealed(self) -> list[NodeId]:
+        """Who has committed to a verdict and not given it."""
+        return [node for node in self.commitments if node not in self.verdicts]
+
+
+UNDRAWN: tuple[AuditRoundState, ...] = (AuditRoundState({}, NO_DIGEST, 0, 0),)
+"""The rounds of every submission that no audit fell on."""
+NOTHING: dict[Any, Any] = {}
 
 
 @dataclass(slots=True)
 class SubmissionState:
-    """A submission, from the log's intake to its end."""
+    """A submission, from the log's intake to its end.
+
+    It is kept until its pay has vested, and most are never drawn. So collections are replaced, never changed: those
+    that have nothing to say share one object. bench/ledger_memory.py measures what a submission takes.
+    """
 
     node: NodeId
     owner: NodeId
@@ -135,31 +186,46 @@ class SubmissionState:
     step: Step
     checkpoint_step: Step
     file_digest: Digest
-    slots: range
+    rollout_root: Digest
+    first_slot: Slot
+    slots_total: int
     position: LogPosition
     leased_at_ms: int
     at_ms: int
     file_bytes: int
     output_tokens: int
     context_tokens: int
-    head: tuple[int, Digest] | None = None
-    """Entries covered by, and root of, the first head noted since the submission, its last draw or its appeal.
-    There is no choice, so nobody can pick a lucky one."""
-    rounds: list[AuditRoundState] = field(default_factory=list)
-    evidence: dict[Digest, NodeId] = field(default_factory=dict)
+    randomness: tuple[int, Digest] | None = None
+    """Round, and its randomness, that the next draw comes from. A head noted since the submission, its last draw or
+    its appeal fixes the round before it is published, so no party can pick a lucky one."""
+    is_unwitnessed: bool = False
+    """A head over it was not cosigned in time. Its audit is certain then: otherwise a coordinator that dislikes a
+    draw could lose the cosignatures and draw again."""
+    rounds: tuple[AuditRoundState, ...] = ()
+    evidence: dict[Digest, NodeId] = field(default_factory=lambda: NOTHING)
     """Evidence digests of fraudulent verdicts, and who gave them."""
     outcome: Outcome | None = None
     judged: Outcome | None = None
     """What a majority found; None where no validator was drawn, or they reached no decision."""
-    scored: set[NodeId] = field(default_factory=set)
+    scored: frozenset[NodeId] = frozenset()
     """Validators that lost score over it."""
-    inspected: dict[NodeId, LogPosition] = field(default_factory=dict)
+    inspected: dict[NodeId, LogPosition] = field(default_factory=lambda: NOTHING)
     """Inspectors that have read it again, and where what they found stands."""
-    refuted: set[NodeId] = field(default_factory=set)
+    refuted: frozenset[NodeId] = frozenset()
     """Validators that judged it and had not read it."""
+    ruling: Outcome | None = None
+    """What an inspector decided where validators could not; of the appeal while a slash is open."""
+    rulings: dict[NodeId, LogPosition] = field(default_factory=lambda: NOTHING)
+    """Inspectors that have decided about it, and where."""
+    is_refuting: bool = False
+    """The outcome refutes the verdicts against it: a clear lead, a ruling or an appeal decided it."""
     slashed: bool = False
     credited: bool = False
     trained_into: Step | None = None
+
+    @property
+    def slots(self) -> range:
+        return range(self.first_slot, self.first_slot + self.slots_total)
 
 
 @dataclass(slots=True)
@@ -170,11 +236,29 @@ class SlashState:
     owner: NodeId
     appeal_until_ms: int
     judgement_ms: int
+    long_stop_ms: int
     bond_nano: int
     slash_to: SlashDestination
     rounds_before: int
     """Rounds up to this one led to the slash; the ones after it decide the appeal."""
     appealed_at_ms: int | None = None
+
+
+@dataclass(slots=True)
+class FindingState:
+    """A claim that an accepted submission is fraudulent, until judges dismiss it or the slash that follows ends."""
+
+    finder: NodeId
+    owner: NodeId
+    """Of the finder: no validator of either judges it."""
+    position: LogPosition
+    judged_until_ms: int
+    """An undecided finding may be dismissed then."""
+    rounds_before: int
+    """Rounds from this one on decide the finding."""
+    units: int
+    """Of the submission, held back from pay."""
+    is_upheld: bool = False
 
 
 @dataclass(slots=True)
@@ -190,6 +274,8 @@ class StepState:
     upheld: Counter[StakeKey] = field(default_factory=Counter)
     """Verdicts per validator that agree with what was settled."""
     submissions: list[Digest] = field(default_factory=list)
+    settled_ms: int = 0
+    """When the last one of them was settled."""
     pending: int = 0
     """Open leases, and submissions without an outcome."""
     paid: bool = False
@@ -224,6 +310,9 @@ class RunState:
     steps: dict[Step, StepState] = field(default_factory=dict)
     submissions: dict[Digest, SubmissionState] = field(default_factory=dict)
     slashes: dict[Digest, SlashState] = field(default_factory=dict)
+    findings: dict[Digest, FindingState] = field(default_factory=dict)
+    dismissed: dict[Digest, tuple[NodeId, ...]] = field(default_factory=dict)
+    """Whose findings about a submission judges did not agree with."""
     awaiting_head: list[Digest] = field(default_factory=list)
     """Submissions whose next draw waits for a head."""
     carried_units: Counter[StakeKey] = field(default_factory=Counter)
@@ -233,6 +322,23 @@ class RunState:
     """Verdicts that stood and are not paid, since others of the validator were refuted."""
     validators: list[NodeId] = field(default_factory=list)
     """Sorted: who may be drawn."""
+    suspended: dict[NodeId, str] = field(default_factory=dict)
+    """Nodes that get no work in this run, and why. Other runs do not see it."""
+    records: dict[NodeId, RunRecord] = field(default_factory=dict)
+    """Of the nodes that had a submission settled."""
+
+    def get_record(self, node: NodeId) -> RunRecord:
+        return self.records.get(node, RunRecord())
+
+    def release_held(self, node: NodeId) -> None:
+        """Pay what is no longer held with its step, or with the next one if that was paid."""
+        for (owner, number), units in self.records[node].take_released().items():
+            self.get_earned(number)[(owner, node)] += units
+
+    def get_earned(self, number: Step) -> Counter[StakeKey]:
+        """Where units of a step count: in the step, or carried to the next payout if it was paid."""
+        step = self.steps.get(number)
+        return self.carried_units if step is None or step.paid else step.units
 
     def submission(self, name: Digest) -> SubmissionState:
         if name not in self.submissions:
@@ -243,14 +349,38 @@ class RunState:
         return self.steps[submission.step].terms
 
     def await_head(self, name: Digest) -> None:
-        """The submission's next draw takes the next head that is noted, not an earlier one."""
-        self.submissions[name].head = None
+        """The next head that is noted fixes the round of the submission's next draw."""
+        self.submissions[name].randomness = None
         self.awaiting_head.append(name)
+
+    def get_first_round(self, name: Digest) -> int:
+        """The first round that counts now: the ones before it led to what is judged again."""
+        review = self.slashes.get(name) or self.findings.get(name)
+        return review.rounds_before if review else 0
+
+    def is_judged_again(self, name: Digest) -> bool:
+        """Whether an appeal or a finding about a settled submission is to be decided."""
+        slash, finding = self.slashes.get(name), self.findings.get(name)
+        if slash is not None:
+            return slash.appealed_at_ms is not None
+        return finding is not None and not finding.is_upheld
 
     def slash(self, name: Digest) -> SlashState:
         if name not in self.slashes:
             raise RemoteError("submission", f"{name} has no open slash")
         return self.slashes[name]
+
+
+@dataclass(slots=True)
+class PendingRound:
+    """A round of the randomness chain that noted heads have fixed and that is not in the log yet."""
+
+    head_size: int = 0
+    """Of the newest head that waits for it."""
+    witnesses: dict[RunId, tuple[NodeId, ...]] = field(default_factory=dict)
+    """Validators that are asked to cosign that head or a later one, of each run with submissions in it."""
+    submissions: list[tuple[RunId, Digest]] = field(default_factory=list)
+    checkpoints: list[tuple[RunId, Step]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -261,7 +391,17 @@ class LedgerState:
     domain: Domain = EMBEDDED_DOMAIN
     log_key: str = ""
     unbonding_ms: int = 0
+    randomness: RandomnessChain = QUICKNET
+    draw_margin_ms: int = 0
+    pending_rounds: dict[int, PendingRound] = field(default_factory=dict)
+    """By number; heads are noted in the order of time, so the first is the oldest."""
+    noted_heads: dict[int, Digest] = field(default_factory=dict)
+    """Roots by size, from the head of the oldest pending round on: what a cosignature may be of."""
+    newest_randomness: Digest = NO_DIGEST
+    """Of the last round in the log."""
     ticker: Ticker = DEFAULT_TICKER
+    snapshot_size: int = 0
+    """Entries that the newest noted snapshot covers."""
     frontier: Frontier = field(default_factory=Frontier)
     at_ms: int = 0
     sequences: dict[NodeId, int] = field(default_factory=dict)
@@ -269,9 +409,13 @@ class LedgerState:
     references: set[Digest] = field(default_factory=set)
     nodes: dict[NodeId, NodeState] = field(default_factory=dict)
     owners: dict[NodeId, NodeId] = field(default_factory=dict)
-    """Of every node; its own address where nobody delegated to it."""
+    """Of every node; its own address without a delegation."""
     revoked_ms: dict[StakeKey, int] = field(default_factory=dict)
-    """When an owner took back what it had signed for a node."""
+    """When an owner took back what it had signed for a node; forgotten after a delegation's life."""
+    owner_until_ms: dict[NodeId, int] = field(default_factory=dict)
+    """When an owner's allowance of entries is whole again; see limits.py. Without those whose allowance is."""
+    free_until_ms: int = 0
+    """When the budget of free entries is whole again."""
     runs: dict[RunId, RunState] = field(default_factory=dict)
 
     @property
@@ -304,30 +448,65 @@ class LedgerState:
         until_ms = self.nodes[node].delegated_until_ms
         return until_ms is None or at_ms < until_ms
 
-    def note_head(self, root: Digest) -> None:
-        """Give the head over all entries so far to the checkpoints and submissions that wait for one."""
+    def note_head(self, root: Digest, at_ms: int) -> None:
+        """Fix the round for the checkpoints and submissions that wait for a head: the first after the margin."""
+        number = self.randomness.first_round_from(at_ms + self.draw_margin_ms)
+        pending = self.pending_rounds.setdefault(number, PendingRound())
+        pending.head_size = self.size
+        self.noted_heads[self.size] = root
         for name, run in self.runs.items():
-            for submission in run.awaiting_head:
-                # A submission that was not drawn needs no further head and may be gone with its step.
-                if submission in run.submissions:
-                    run.submissions[submission].head = (self.size, root)
+            pending.submissions += [(name, submission) for submission in run.awaiting_head]
+            pending.checkpoints += [(name, step) for step in run.awaiting_beacon]
+            if run.awaiting_head:
+                pending.witnesses[name] = draw_witnesses(self.newest_randomness, name, run.validators)
             run.awaiting_head.clear()
-            for step in run.awaiting_beacon:
-                checkpoint = run.checkpoints[step]
-                checkpoint.beacon = compute_step_beacon(
-                    name, step, checkpoint_root=checkpoint.root, tree_head_root=root
-                )
             run.awaiting_beacon.clear()
+
+    def remove_pending_round(self, number: int) -> PendingRound:
+        """A round is in the log; heads that no other round waits for are forgotten."""
+        pending = self.pending_rounds.pop(number)
+        oldest = next(iter(self.pending_rounds.values()), None)
+        for size in [size for size in self.noted_heads if oldest is None or size < oldest.head_size]:
+            del self.noted_heads[size]
+        return pending
+
+    def list_owners(self, node: NodeId, at_ms: int) -> list[NodeId]:
+        """A node's owner, and those that it left within the unbonding delay."""
+        past = self.nodes[node].past_owners
+        recent = [owner for owner, left_ms in past.items() if at_ms < left_ms + self.unbonding_ms]
+        return [self.owners[node], *recent]
+
+    def change_owner(self, node: NodeId, owner: NodeId, at_ms: int) -> None:
+        """Give a node another owner, and remember the one it leaves."""
+        left, past = self.owners[node], self.nodes[node].past_owners
+        if left != owner:
+            past[left] = at_ms
+        for former in [each for each, left_ms in past.items() if at_ms >= left_ms + self.unbonding_ms]:
+            del past[former]
+        self.owners[node] = owner
+
+    def can_validate(self, node: NodeId, terms: RunTerms) -> bool:
+        """Whether a node may be drawn under these terms, once it is registered for the run."""
+        known = self.nodes[node]
+        return (
+            Role.VALIDATOR in known.roles
+            and known.status is NodeStatus.ACTIVE
+            and bool(known.witness_key)
+            and known.version >= terms.version_min
+            and self.get_stake(node) >= terms.stake_min_nano
+        )
 
     def refresh_validator(self, node: NodeId) -> None:
         """Put a node into, or take it out of, each run's list of who may be drawn."""
-        known = self.nodes[node]
-        fit = Role.VALIDATOR in known.roles and known.status is NodeStatus.ACTIVE
-        for run in self.runs.values():
+        for name, run in self.runs.items():
             place = bisect_left(run.validators, node)
             listed = run.validators[place : place + 1] == [node]
-            terms = run.terms
-            wanted = fit and known.version >= terms.version_min and self.get_stake(node) >= terms.stake_min_nano
+            wanted = (
+                name in self.nodes[node].runs
+                and node not in run.suspended
+                and self.can_validate(node, run.terms)
+                and not run.get_record(node).restake_nano
+            )
             if wanted and not listed:
                 run.validators.insert(place, node)
             elif listed and not wanted:

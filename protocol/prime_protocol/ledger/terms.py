@@ -1,6 +1,7 @@
-"""The terms of a run: what its workers, validators and trainer are held to, and what they are paid.
+"""The terms of a run: what its workers, validators and trainer must keep to, and what they are paid.
 
-They stand in the log, so everybody reads the same ones. Nothing here is applied; see ledger.py.
+The terms are an entry of the log, so all parties read the same ones. The rules that apply them are in work.py,
+audits.py and rewards.py.
 """
 
 from dataclasses import dataclass, field
@@ -13,7 +14,12 @@ from prime_protocol.constants import (
     FLOP_PER_CONTEXT_TOKEN_MAX,
     FLOP_PER_TOKEN_MAX,
     INSPECTORS_MAX,
+    LEASE_SLOTS_MAX,
+    OUTPUT_TOKENS_MAX,
+    PROMPT_TOKENS_MAX,
     QUORUM_MAX,
+    READ_US_PER_TOKEN_MAX,
+    READ_US_PER_TOKEN_MIN,
     TEMPERATURE_MAX,
     TEMPERATURE_MIN,
 )
@@ -27,6 +33,9 @@ from prime_protocol.wire.ids import Digest, NodeId, Slot
 ANY_MODEL_FILES = Digest(bytes(DIGEST_BYTES))
 """Of a run that does not say which files describe its model."""
 
+VESTING_MS = 24 * 3_600_000
+"""A day: long enough for a stranger to read files that no audit fell on."""
+
 BasisPoints = Annotated[int, Range(0, BASIS_POINTS)]
 """Basis points: 10,000 is all."""
 
@@ -36,6 +45,15 @@ class SlashDestination(StrEnum):
 
     BURN = "burn"
     POOL = "pool"
+
+
+class TrainOn(StrEnum):
+    """Which submissions a checkpoint may be trained on."""
+
+    ACCEPTED = "accepted"
+    """All that were settled as accepted, also those that no audit was drawn for."""
+    AUDITED = "audited"
+    """Only those that validators judged and accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,12 +66,20 @@ class RunTerms:
     """Of the files beside the tensors that say how the model is run: its shape, tokenizer, end tokens and prompt."""
     tolerance: Tolerance = field(default_factory=Tolerance)
     """What counts as noise in an audit."""
+    calibration: Annotated[str, Size(0, 200)] = ""
+    """On what the tolerance was measured, for people; empty where it was not."""
+    calibrated_at_ms: Uint = 0
+    """When it was measured."""
     task_set: Annotated[str, Size(1, 400)]
     slots_per_step: Annotated[int, Range(1, 2**20)]
     samples_per_slot: Annotated[int, Range(1, 1024)]
     vocabulary: Annotated[int, Range(1, 2**20)]
     prompt_tokens_max: Annotated[int, Range(1, 2**20)]
     output_tokens_max: Annotated[int, Range(1, 2**20)]
+    context_tokens_max: Annotated[int, Range(2, PROMPT_TOKENS_MAX + OUTPUT_TOKENS_MAX)] = (
+        PROMPT_TOKENS_MAX + OUTPUT_TOKENS_MAX
+    )
+    """The model's context. No row may be longer, so a file never has one that a validator's engine cannot read."""
     temperature: Annotated[float, Range(0.0, TEMPERATURE_MAX)]
     """Of the sampling; 0 is greedy."""
     lag_max: Annotated[int, Range(0, 64)]
@@ -70,13 +96,20 @@ class RunTerms:
     """A node's first accepted submissions, all audited."""
     audit_floor: Annotated[int, Range(1, BASIS_POINTS)]
     verdict_ms: Uint
-    """How long drawn validators have before another round may be drawn."""
+    """How long drawn validators have before another round may be drawn, beside the time to read the file. The file of
+    the largest lease takes at most as long again to read."""
+    read_us_per_token: Annotated[int, Range(0, READ_US_PER_TOKEN_MAX)] = READ_US_PER_TOKEN_MIN
+    """Microseconds that a validator is granted for each token that it has to read."""
     appeal_ms: Uint
     """How long a proposed slash can be appealed."""
     judgement_ms: Uint
-    """How long an appeal may stay undecided; then the stake goes back, and there is no credit either."""
+    """How long judges have for an appeal, and an inspector for a file on which validators stay split."""
+    long_stop_ms: Uint = 3 * 24 * 3_600_000
+    """How long an appeal that has no judges keeps the stake in escrow; then it goes back, without credit."""
     stake_min_nano: Uint
     slash_nano: Uint
+    validator_slash_nano: Uint = 0
+    """What a validator loses over a verdict that is refuted: by an appeal, an inspector or a clear decision."""
     appeal_bond_nano: Uint
     slash_to: SlashDestination
     step_budget_nano: Uint
@@ -85,16 +118,49 @@ class RunTerms:
     units_per_token: Annotated[int, Range(0, FLOP_PER_TOKEN_MAX)]
     units_per_context_token: Annotated[int, Range(0, FLOP_PER_CONTEXT_TOKEN_MAX)]
     """FLOP of one output token, and of one token of its context in attention. See units.py."""
+    train_on: TrainOn = TrainOn.ACCEPTED
+    vesting_ms: Uint = VESTING_MS
+    """How long after its last submission was settled a step is not paid. A node that is convicted until then loses all
+    pay that it has not got."""
+    finding_bond_nano: Uint = 10**9
+    """What a finding costs its author if judges do not agree."""
+    bounty_share: BasisPoints = 2_000
+    """Part of an executed slash that goes to whoever filed the finding which led to it."""
 
     def __post_init__(self) -> None:
         if 0 < self.temperature < TEMPERATURE_MIN:
             raise RemoteError("temperature", f"is {self.temperature}, allowed is 0 or at least {TEMPERATURE_MIN}")
         if self.slash_nano > self.stake_min_nano:
             raise RemoteError("slash_nano", f"is {self.slash_nano}, more than the least stake {self.stake_min_nano}")
+        if self.validator_slash_nano > self.stake_min_nano:
+            problem = f"is {self.validator_slash_nano}, more than the least stake {self.stake_min_nano}"
+            raise RemoteError("validator_slash_nano", problem)
+        if self.long_stop_ms < self.judgement_ms:
+            raise RemoteError("long_stop_ms", f"is {self.long_stop_ms}, less than judgement_ms {self.judgement_ms}")
         if len(set(self.inspectors)) < len(self.inspectors):
             raise RemoteError("inspectors", "names a node twice")
         if bool(self.upgrade_by_ms) != (self.version_next > self.version_min):
             raise RemoteError("version_next", f"is {self.version_next}; a planned one is higher and has its date")
+        if self.row_tokens_max > self.context_tokens_max:
+            problem = f"is {self.context_tokens_max}, the longest prompt and output together are {self.row_tokens_max}"
+            raise RemoteError("context_tokens_max", problem)
+
+    @property
+    def row_tokens_max(self) -> int:
+        """Most tokens of a row, prompt and output together."""
+        return self.prompt_tokens_max + self.output_tokens_max
+
+    def compute_read_ms(self, *, rows: int, output_tokens: int) -> int:
+        """The time to read a file, its longest prompts assumed, and the longest row again before a verdict."""
+        tokens = rows * self.prompt_tokens_max + output_tokens + self.row_tokens_max
+        return -(-tokens * self.read_us_per_token // 1000)
+
+    def compute_slots_readable(self) -> int:
+        """Most slots of one lease: reading its longest file takes no longer than `verdict_ms`."""
+        if not self.read_us_per_token:
+            return LEASE_SLOTS_MAX
+        tokens = 1000 * self.verdict_ms // self.read_us_per_token - self.row_tokens_max
+        return min(LEASE_SLOTS_MAX, max(0, tokens) // (self.samples_per_slot * self.row_tokens_max))
 
     def rollout_limits(self, first_slot: int, slots: int) -> RolloutLimits:
         """What a file that answers a lease of these slots is held to."""

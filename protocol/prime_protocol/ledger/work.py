@@ -20,6 +20,7 @@ from prime_protocol.ledger.entries import (
     Submitted,
 )
 from prime_protocol.ledger.rewards import retire_steps
+from prime_protocol.ledger.run_record import NO_EVIDENCE
 from prime_protocol.ledger.state import (
     CheckpointState,
     EntryContext,
@@ -29,9 +30,9 @@ from prime_protocol.ledger.state import (
     StepState,
     SubmissionState,
 )
-from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.ledger.terms import RunTerms, TrainOn
 from prime_protocol.wire.ids import Digest, NodeId, Step
-from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id, verify_document
+from prime_protocol.wire.typed_data import compute_receipt_id, verify_document
 
 
 def create_run(state: LedgerState, context: EntryContext, entry: RunCreated) -> None:
@@ -48,15 +49,37 @@ def update_run(state: LedgerState, context: EntryContext, entry: RunUpdated) -> 
     if run.status is RunStatus.CLOSED:
         raise RemoteError("run", "is closed")
     _check_terms(state, entry.terms)
+    if entry.terms.tolerance != run.terms.tolerance:
+        _forget_evidence(run)
     run.terms = entry.terms
     _refresh_validators(state)
 
 
+def _forget_evidence(run: RunState) -> None:
+    """Evidence was weighed by the bounds before, so under new ones it says nothing."""
+    for node, record in run.records.items():
+        record.evidence, record.is_held = NO_EVIDENCE, False
+        run.release_held(node)
+
+
 def _check_terms(state: LedgerState, terms: RunTerms) -> None:
     """Stake asked back as soon as a lease is granted must still be there when its submission was judged."""
-    judged_ms = LEASE_MS_MAX + ROUNDS_MAX * terms.verdict_ms
+    if terms.compute_slots_readable() < 1:
+        read_ms = terms.compute_read_ms(
+            rows=terms.samples_per_slot, output_tokens=terms.samples_per_slot * terms.output_tokens_max
+        )
+        raise RemoteError("terms.verdict_ms", f"is {terms.verdict_ms}, one slot may take {read_ms} ms to read")
+    # Reading takes at most as long again: see compute_slots_readable.
+    judged_ms = LEASE_MS_MAX + ROUNDS_MAX * 2 * terms.verdict_ms + terms.judgement_ms
     if judged_ms > state.unbonding_ms:
         raise RemoteError("terms.verdict_ms", f"work is open for {judged_ms} ms, stake for {state.unbonding_ms} ms")
+    # A finding may come until the pay has vested, and is judged for `judgement_ms` then.
+    vested_ms = judged_ms + terms.vesting_ms + terms.judgement_ms
+    if vested_ms > state.unbonding_ms:
+        raise RemoteError(
+            "terms.vesting_ms",
+            f"work can be found fraudulent for {vested_ms} ms, stake is there {state.unbonding_ms} ms",
+        )
 
 
 def set_run_status(state: LedgerState, context: EntryContext, entry: RunStatusSet) -> None:
@@ -105,6 +128,8 @@ def _check_trainable(run: RunState, name: Digest, place: int, step: Step) -> Non
     submission = run.submissions.get(name)
     if submission is None or submission.outcome is not Outcome.ACCEPT:
         raise RemoteError(field, f"{name} was not accepted in this run")
+    if run.terms.train_on is TrainOn.AUDITED and submission.judged is not Outcome.ACCEPT:
+        raise RemoteError(field, f"{name} was not audited, and the terms allow training on audited submissions only")
     if submission.trained_into is not None:
         raise RemoteError(field, f"{name} was trained on in step {submission.trained_into}")
     lag = step - 1 - submission.checkpoint_step
@@ -123,10 +148,12 @@ def grant_lease(state: LedgerState, context: EntryContext, entry: LeaseGranted) 
         raise RemoteError("deadline_ms", f"is {lease_ms} ms away, allowed is 1 to {LEASE_MS_MAX}")
     _check_worker(state, run, entry.node, context.at_ms)
     step = _check_slots(run, entry)
+    owner = state.owners[entry.node]
     lease = LeaseState(
-        node=entry.node,
-        owner=state.owners[entry.node],
+        node=owner if owner == entry.node else entry.node,  # one object where a node owns itself: many are kept
+        owner=owner,
         step=entry.step,
+        checkpoint_step=entry.checkpoint_step,
         first_slot=entry.first_slot,
         slots=entry.slots,
         granted_at_ms=context.at_ms,
@@ -152,6 +179,9 @@ def _check_worker(state: LedgerState, run: RunState, name: NodeId, at_ms: int) -
         raise RemoteError("node", f"{name} speaks version {node.version}, the run needs {version_min}")
     if state.get_stake(name) < run.terms.stake_min_nano:
         raise RemoteError("node", f"{name} has {state.get_stake(name)} at stake, needed is {run.terms.stake_min_nano}")
+    restake_nano = run.get_record(name).restake_nano
+    if restake_nano:
+        raise RemoteError("node", f"{name} was slashed in this run; its owner must stake {restake_nano} more first")
 
 
 def _check_slots(run: RunState, entry: LeaseGranted) -> StepState:
@@ -162,10 +192,19 @@ def _check_slots(run: RunState, entry: LeaseGranted) -> StepState:
     if entry.step < oldest:
         raise RemoteError("step", f"is {entry.step}, the oldest still wanted is {oldest}")
     step = run.steps.get(entry.step, StepState(run.terms))
+    if (
+        entry.checkpoint_step not in run.checkpoints
+        or not 0 <= entry.step - entry.checkpoint_step <= step.terms.lag_max
+    ):
+        allowed = f"{entry.step - step.terms.lag_max} to {entry.step}"
+        raise RemoteError("checkpoint_step", f"is {entry.checkpoint_step}, allowed is a published one of {allowed}")
     if entry.first_slot + entry.slots > step.terms.slots_per_step:
         raise RemoteError("first_slot", f"the step has slots 0 to {step.terms.slots_per_step - 1}")
     if entry.slots * step.terms.samples_per_slot > ROLLOUT_ROWS_MAX:
         raise RemoteError("slots", f"{entry.slots} slots make more than the {ROLLOUT_ROWS_MAX} rows of a rollout file")
+    if entry.slots > step.terms.compute_slots_readable():
+        most = step.terms.compute_slots_readable()
+        raise RemoteError("slots", f"is {entry.slots}, validators can read the files of {most} in time")
     if step.paid:
         raise RemoteError("step", f"{entry.step} was paid out")
     for slot in range(entry.first_slot, entry.first_slot + entry.slots):
@@ -203,20 +242,23 @@ def submit(state: LedgerState, context: EntryContext, entry: Submitted) -> None:
         raise RemoteError("receipt.node", f"{lease.node} has left {lease.owner}, on whose stake it was given the lease")
     terms = run.steps[lease.step].terms
     _check_tokens(terms, lease, entry)
-    checkpoint_step = _find_checkpoint(run, receipt, terms.lag_max)
+    if receipt.checkpoint_root != run.checkpoints[lease.checkpoint_step].root:
+        raise RemoteError("receipt.checkpoint_root", f"is not that of step {lease.checkpoint_step}, as the lease says")
     if not context.is_signature_checked:
         verify_document(receipt, entry.signature, signer=receipt.node, domain=state.domain)
     name = compute_receipt_id(receipt)
     del run.leases[receipt.lease]
     run.steps[lease.step].submissions.append(name)
     run.submissions[name] = SubmissionState(
-        node=receipt.node,
+        node=lease.node,
         owner=lease.owner,
         lease=receipt.lease,
         step=lease.step,
-        checkpoint_step=checkpoint_step,
+        checkpoint_step=lease.checkpoint_step,
         file_digest=receipt.file_digest,
-        slots=lease.slot_range(),
+        rollout_root=receipt.rollout_root,
+        first_slot=lease.first_slot,
+        slots_total=lease.slots,
         position=context.position(),
         leased_at_ms=lease.granted_at_ms,
         at_ms=context.at_ms,
@@ -235,15 +277,6 @@ def _check_tokens(terms: RunTerms, lease: LeaseState, entry: Submitted) -> None:
     context_max = entry.output_tokens * (terms.prompt_tokens_max + terms.output_tokens_max)
     if not entry.output_tokens <= entry.context_tokens <= context_max:
         raise RemoteError("context_tokens", f"is {entry.context_tokens}, allowed is at most {context_max}")
-
-
-def _find_checkpoint(run: RunState, receipt: SubmissionReceipt, lag_max: int) -> Step:
-    """Which checkpoint inside the lag the rollouts were made with."""
-    for age in range(lag_max + 1):
-        step = Step(receipt.step - age)
-        if step in run.checkpoints and run.checkpoints[step].root == receipt.checkpoint_root:
-            return step
-    raise RemoteError("receipt.checkpoint_root", f"is no checkpoint of the {lag_max + 1} that may be used")
 
 
 def _refresh_validators(state: LedgerState) -> None:

@@ -1,7 +1,7 @@
 """The Merkle tree of the log: RFC 6962 hashing, appending, inclusion and consistency proofs.
 
 A node is a perfect subtree, named by level and index: node (k, i) covers leaves i * 2^k to (i + 1) * 2^k - 1.
-Proofs are built from nodes, whoever keeps them: `Tree`, a database or tiles. What a leaf says is not known here.
+Proofs are built from nodes, which `Tree`, a database or tiles supply. Nothing here knows what a leaf says.
 """
 
 from collections.abc import Callable, Iterable, Sequence

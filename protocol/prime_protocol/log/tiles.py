@@ -20,9 +20,12 @@ from prime_protocol.log.merkle import (
     GetNode,
     TreeNode,
     compute_node_hash,
+    compute_root,
     consistency_nodes,
+    inclusion_nodes,
     peak_nodes,
 )
+from prime_protocol.wire.ids import Digest
 
 CHECKPOINT_PATH = "checkpoint"
 """Where the signed tree head is, beside the `tile` folder."""
@@ -130,6 +133,11 @@ def list_consistency_tiles(old_size: int, new_size: int) -> list[Tile]:
     return _tiles(nodes, new_size)
 
 
+def list_inclusion_tiles(index: int, size: int) -> list[Tile]:
+    """What to fetch, of the tree of `size`, to prove that it contains leaf `index`."""
+    return _tiles(_flatten(inclusion_nodes(index, size)), size)
+
+
 def _flatten(parts: Iterable[Iterable[TreeNode]]) -> Iterator[TreeNode]:
     return (node for nodes in parts for node in nodes)
 
@@ -166,6 +174,15 @@ def make_node_reader(size: int, get_tile: Callable[[Tile], bytes]) -> GetNode:
         return row[0]
 
     return get_node
+
+
+def compute_prefix_root(prefix_size: int, *, size: int, root: Digest, get_tile: Callable[[Tile], bytes]) -> Digest:
+    """Root over the first entries of the tree (size, root). RemoteError: the tiles are not those of that tree."""
+    get_node = make_node_reader(size, get_tile)
+    found = compute_root(size, get_node)
+    if found != root:
+        raise RemoteError("tile", f"leads to root {found}, expected {root}")
+    return compute_root(prefix_size, get_node)
 
 
 def encode_bundle(entries: Sequence[bytes]) -> bytes:

@@ -1,11 +1,8 @@
-"""Signed notes (c2sp.org/signed-note): a text, an empty line, then one line per signature. Ed25519 only.
+"""Signed tree heads: which log, how many entries, which root; as signed notes with Ed25519 signatures.
 
-What a text says is not known here; see treehead.py. Signing is deterministic, so a private key is all it needs.
-
-Tree heads: which log, how many entries, which root; a signed note in the text form of c2sp.org/tlog-checkpoint.
-
-Whether two heads tell one history is for merkle.verify_consistency. Keeping heads, and comparing them with those that
-others were shown, is for the programs.
+A note (c2sp.org/signed-note) is a text, an empty line and one line per signature. The text of a tree head follows
+c2sp.org/tlog-checkpoint. Signing is deterministic, so it needs no randomness. Whether two heads belong to one history
+is decided by merkle.verify_consistency; the programs store heads and compare them with those of other nodes.
 """
 
 import base64
@@ -33,7 +30,8 @@ from prime_protocol.constants import (
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.log.merkle import EMPTY_ROOT
-from prime_protocol.wire.ids import Digest, NetworkId
+from prime_protocol.wire.ids import Digest, NetworkId, digest_fields
+from prime_protocol.wire.signing import WalletKey
 
 DASH = "\u2014 "
 TIME_BYTES = 8
@@ -134,7 +132,7 @@ class SignedNote:
             raise RemoteError("note", "is not UTF-8") from None
         if CONTROL_CHARACTER.search(whole.replace("\n", "")):
             raise RemoteError("note", "has a control character")
-        # The last empty line parts text and signatures: the text may hold empty lines of its own.
+        # The last empty line separates text and signatures: the text may contain empty lines too.
         text, gap, tail = whole.rpartition("\n\n")
         if not gap:
             raise RemoteError("note", "has no empty line before its signatures")
@@ -149,7 +147,7 @@ class SignedNote:
         return (self.text + "\n" + "".join(map(str, self.signatures))).encode()
 
     def verify_signatures(self, trusted: Iterable[VerifierKey]) -> list[VerifiedSignature]:
-        """Every trusted key that signed. Unknown keys are passed over; a trusted key's bad signature is an error."""
+        """Every trusted key that signed. Unknown keys are ignored; a bad signature of a trusted key is an error."""
         keys, signed = list(trusted), []
         for number, line in enumerate(self.signatures):
             named = [key for key in keys if key.name == line.name and key.key_id == line.key_id]
@@ -174,8 +172,25 @@ def cosign_note(text: str, name: str, key: Ed25519PrivateKey, *, time_s: int) ->
 
 
 def encode_cosigned_message(text: str, time_s: int) -> bytes:
-    """The heading keeps a cosignature from ever passing as a log's own signature."""
+    """The heading ensures that a cosignature is never valid as a log's own signature."""
     return f"cosignature/v1\ntime {time_s}\n{text}".encode()
+
+
+def derive_witness_key(key: WalletKey) -> Ed25519PrivateKey:
+    """The Ed25519 key with which a node cosigns heads. It follows from the wallet key, so there is no second secret."""
+    return Ed25519PrivateKey.from_private_bytes(sha256(key.sign(digest_fields("witness key/1"))).digest())
+
+
+def is_cosigned(head: "TreeHead", public_key: bytes, time_s: int, signature: bytes) -> bool:
+    """Whether a witness's key signed the head with this time."""
+    if len(public_key) != ED25519_KEY_BYTES:
+        return False
+    try:
+        message = encode_cosigned_message(head.text, time_s)
+        Ed25519PublicKey.from_public_bytes(public_key).verify(signature, message)
+    except InvalidSignature:
+        return False
+    return True
 
 
 def _verify_signature(key: VerifierKey, text: str, signature: bytes) -> VerifiedSignature | None:
@@ -255,7 +270,7 @@ class TreeHead:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Accept exactly what `text` gives. Extension lines, which nobody could audit, are refused."""
+        """Accept exactly what `text` gives. Extension lines are refused, because no reader could audit them."""
         lines = text.split("\n")
         if len(lines) != 4 or lines[3] != "":
             raise RemoteError("tree_head", "must be three lines: origin, size, root")
@@ -270,7 +285,7 @@ class TreeHead:
 
 @dataclass(frozen=True, slots=True)
 class Cosignature:
-    """A witness says: at this time this was the largest head I had seen of this log, and all I saw were consistent."""
+    """A witness says: at this time I had seen this head, and it is consistent with all I saw of this log before."""
 
     witness: VerifierKey
     time_s: int
@@ -285,7 +300,7 @@ def parse_origin(origin: str) -> NetworkId:
 
 
 def sign_tree_head(head: TreeHead, key: Ed25519PrivateKey) -> bytes:
-    """The signed note. Two signed heads that are not of one history are proof against the log, for ever."""
+    """The signed note. Two signed heads of different histories are lasting proof against the log."""
     return SignedNote(head.text, (sign_note(head.text, head.origin, key),)).encode()
 
 
@@ -303,7 +318,7 @@ def open_tree_head(raw: bytes, trusted: Collection[VerifierKey]) -> TreeHead:
 
 
 def open_cosigned_tree_head(raw: bytes, trusted: Collection[VerifierKey]) -> tuple[TreeHead, tuple[Cosignature, ...]]:
-    """The head and who of the trusted witnesses cosigned it, each once, with the latest time."""
+    """The head, and the trusted witnesses that cosigned it, each once, with the latest time."""
     note = SignedNote.parse(raw)
     signed = note.verify_signatures(trusted)
     if not signed:

@@ -1,7 +1,7 @@
-"""The compiled kernels of this package, if the machine that installed it had a C compiler.
+"""The compiled kernels of this package, if a C compiler was available when it was installed.
 
-The C sources stand beside this file; `hatch_build.py` makes one shared library of each at install time. Every caller
-has a numpy version of the same computation, bit-equal, and uses it where `library()` is None.
+The C sources are in this folder; `hatch_build.py` builds one shared library from each. Every caller has a numpy version
+of the same computation, equal bit by bit, and uses it if `library()` is None.
 """
 
 import ctypes

@@ -1,6 +1,6 @@
 /* The polynomial through the values that a TOPLOC proof covers, and its values elsewhere.
  *
- * No state and no allocation; Python owns every buffer and has checked every length and range. toploc_plain.py holds
+ * No state and no allocation; Python owns every buffer and has checked every length and range. toploc_numpy.py holds
  * the same computations in numpy. `wide` is what toploc_wide() said, or 0 for the path that every machine has. */
 
 #include <stddef.h>

@@ -1,6 +1,6 @@
 /* Which values a TOPLOC proof covers: the k largest magnitudes of each chunk.
  *
- * No state and no allocation; Python owns every buffer and has checked every length and range. toploc_plain.py holds
+ * No state and no allocation; Python owns every buffer and has checked every length and range. toploc_numpy.py holds
  * the same computation in numpy. `wide` is what toploc_wide() said, or 0 for the path that every machine has.
  *
  * Which of several equal magnitudes is kept decides the bytes of a proof. It follows from how torch.topk works on a

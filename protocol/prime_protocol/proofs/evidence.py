@@ -1,4 +1,4 @@
-"""From the numbers of many chunks to one decision, by a sequential test: one unlucky chunk convicts nobody. Pure.
+"""From the numbers of many chunks to one decision, by a sequential test: one unlucky chunk never convicts. Pure.
 
 Every chunk of 32 tokens weighs for or against its author, as its worst number says: usual, unusual, beyond a limit, or
 far beyond it. Weights are tenths of a power of ten and are added up in the order of the file; a sum below zero is reset
@@ -12,6 +12,8 @@ A second test of the same kind covers whole completions and detects small, const
 every chunk of a bfloat16 run a little noisier and none unusual. Some texts are noisier than others, so noise
 is measured in what the reader's own reading in bfloat16 gives on the same tokens; an honest completion then has 1,
 within a few hundredths. Completions are drawn with seeds of their own, so each is a bet of its own.
+
+A third test weighs the margins of whole completions by how likely honest noise makes them: margin_noise.py.
 """
 
 import math
@@ -23,6 +25,7 @@ from prime_protocol.constants import (
     EVIDENCE_BEYOND_LIMIT,
     EVIDENCE_FRAUDULENT,
     EVIDENCE_NOISE_MAX,
+    EVIDENCE_UNLIKELY,
     EVIDENCE_UNUSUAL,
     EVIDENCE_USUAL,
     FAR_BEYOND_FACTOR,
@@ -52,6 +55,8 @@ class ReplayedChunk(NamedTuple):
     own_logprob_error_sum: float = 0.0
     own_mantissa_error_mean: float = 0.0
     """What the reader's own reading in the run's precision gave of the same; 0 where it was not read twice."""
+    losers: int = 0
+    """Tokens that are not the replayed winner: those with a margin above 0."""
 
     @property
     def is_whole(self) -> bool:
@@ -88,15 +93,25 @@ class EvidenceSum:
     """Chunks with a number beyond its limit."""
     noise: int = 0
     """The largest sum of what completions weigh by their noise, in tenths as well."""
+    margin: int = 0
+    """The same by their margins, see margin_noise.py."""
+    bets: tuple[int, ...] = ()
+    """What the whole file weighs under each bet on margins, and by the noise of its completions: what a verdict says
+    for the sums of its author's files."""
 
     @property
     def evidence(self) -> int:
-        """The larger of the two tests' sums."""
-        return max(self.most, self.noise)
+        """The largest of the tests' sums."""
+        return max(self.most, self.noise, self.margin)
 
     @property
     def convicts(self) -> bool:
         return self.evidence >= EVIDENCE_FRAUDULENT
+
+    @property
+    def is_unlikely(self) -> bool:
+        """Too much for honest noise to be paid, and too little to charge anybody."""
+        return EVIDENCE_UNLIKELY <= self.evidence < EVIDENCE_FRAUDULENT
 
 
 def compute_weight(value: float, *, usual: float, limit: float) -> tuple[int, float]:
@@ -150,16 +165,23 @@ def get_chunk_weight(marks: Iterable[Deviation]) -> int:
     return max((mark.weight for mark in marks), default=EVIDENCE_USUAL)
 
 
-def sum_weights(weights: Iterable[int]) -> EvidenceSum:
-    """The test over all chunks, in the order of the file."""
-    total = most = at = unusual = beyond = 0
-    for number, weight in enumerate(weights):
-        unusual += weight == EVIDENCE_UNUSUAL
-        beyond += weight > EVIDENCE_UNUSUAL
-        total = max(0, total + weight)
-        if total > most:
-            most, at = total, number
-    return EvidenceSum(most, at, unusual, beyond)
+class EvidenceCounter:
+    """The test, one weight at a time in the order of the file: reading can stop as soon as the sum convicts."""
+
+    def __init__(self) -> None:
+        self._total = self._most = self._at = self._count = self._unusual = self._beyond = 0
+
+    def add(self, weight: int) -> None:
+        self._unusual += weight == EVIDENCE_UNUSUAL
+        self._beyond += weight > EVIDENCE_UNUSUAL
+        self._total = max(0, self._total + weight)
+        if self._total > self._most:
+            self._most, self._at = self._total, self._count
+        self._count += 1
+
+    def sum(self) -> EvidenceSum:
+        """What was added so far comes to. More weights never lower `most`: a conviction stands."""
+        return EvidenceSum(self._most, self._at, self._unusual, self._beyond)
 
 
 # --- Completions ----------------------------------------------------------------------------------------------------
@@ -189,8 +211,3 @@ def compute_noise(whole: Sequence[tuple[ReplayedChunk, ChunkReport]], tolerance:
     own_logprobs = sum(max(span.own_logprob_error_sum / span.tokens, OWN_LOGPROB_ERROR_MIN) for span, _ in whole)
     own_mantissas = sum(max(span.own_mantissa_error_mean, OWN_MANTISSA_ERROR_MIN) for span, _ in whole)
     return (logprobs / own_logprobs + mantissas / own_mantissas) / 2
-
-
-def sum_noise_weights(marks: Iterable[Deviation]) -> int:
-    """The largest sum over the completions of a file, in its order."""
-    return sum_weights(mark.weight for mark in marks).most

@@ -1,14 +1,13 @@
 """Replayable sampling: Gumbel noise from an integer hash of (seed, position, token id), and the replay margin.
 
-The next token is argmax(logits / T + noise). The hash uses 32-bit integers only, so its bits are equal on every device;
-the two logarithms are float64 and may differ in the last place, which is far inside any margin's tolerance.
-numpy is here, tensors go to sampling_torch.py, and where seeds come from is in beacon.py.
+The next token is argmax(logits / T + noise). The hash uses 32-bit integers only, so its bits are equal on every device.
+The two logarithms are float64 and may differ in the last place, which is far below the tolerance of any margin. Where
+seeds come from is in ledger/randomness.py.
 
-The same noise and margins as sampling.py, for tensors on any device that has int64 and float64.
-
-torch has no 32-bit unsigned arithmetic, so words are int64 tensors holding 0 to 2^32-1. A multiplier above 2^31 is
-taken minus 2^32: then no product leaves int64, and its low 32 bits are the same. Seeds are int64 with the bits of the
-unsigned seed. torch is imported inside the functions, because only callers with tensors have it.
+The functions for numpy and for torch compute the same values. torch has no unsigned 32-bit arithmetic, so there a word
+is an int64 that holds 0 to 2^32-1. A multiplier above 2^31 is used minus 2^32: no product then exceeds int64, and its
+low 32 bits stay the same. Seeds are int64 with the bits of the unsigned seed. torch is imported inside the functions,
+because only callers with tensors have it installed.
 """
 
 from typing import TYPE_CHECKING, Any, TypeAlias, overload

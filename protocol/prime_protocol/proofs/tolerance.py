@@ -1,10 +1,11 @@
-"""How far an honest machine's numbers may be from another's: what an audit allows before it calls a file dishonest.
+"""How far the numbers of an honest machine may differ from those of another, before an audit counts it as evidence.
 
-There are two bounds to a number: what is usual, and a limit. What chunks beyond either come to is in weighing.py. In
-bfloat16 there is also how noisy a whole completion may be: noise that never ceases is another computation.
+Each number has two bounds: what is usual, and a limit. evidence.py weighs the chunks beyond them. In bfloat16 there is
+also a bound on the noise of a whole completion: constant extra noise means another computation, such as a quantised
+cache.
 
-The bounds stand in a run's terms, so every validator judges by the same ones. They depend on the model and on what it
-is computed in; `prime-node calibrate` measures them. The defaults are loose: they fit bf16 across kinds of machines.
+The bounds are part of a run's terms, so every validator uses the same ones. They depend on the model and the precision;
+`prime-node calibrate` measures them. The defaults are loose: they fit bfloat16 across different kinds of machines.
 """
 
 from dataclasses import dataclass
@@ -21,6 +22,11 @@ from prime_protocol.constants import (
     MARGIN_MAX,
     MARGIN_MEAN_MAX,
     MARGIN_MEAN_USUAL,
+    MARGIN_RATE,
+    MARGIN_RATE_MAX,
+    MARGIN_RATE_MIN,
+    MARGIN_SCALE,
+    MARGIN_SCALE_MIN,
     MARGIN_USUAL,
     NOISE_DIVISOR_MIN,
     NOISE_SPREAD,
@@ -94,7 +100,7 @@ class Tolerance:
     logprob_error_mean_max: Error = LOGPROB_ERROR_MEAN_MAX
     """The same, as the mean over all tokens of a file."""
     exponent_mismatches_usual: Count = EXPONENT_MISMATCHES_USUAL
-    """Of a chunk: what few honest ones exceed. Many that do are another model; see weighing.py."""
+    """Of a chunk: what few honest ones exceed. Many that do mean another model; evidence.py weighs them."""
     mantissa_error_mean_usual: Annotated[float, Range(0.0, MANTISSA_ERROR_NONE - 1)] = MANTISSA_ERROR_MEAN_USUAL
     margin_usual: Error = MARGIN_USUAL
     """Of a chunk's tokens: the largest."""
@@ -108,6 +114,10 @@ class Tolerance:
     """Its standard deviation in honest completions, however long they are."""
     noise_spread_chunk: Divisor = NOISE_SPREAD_CHUNK
     """What each chunk adds to it, which evens out in longer ones."""
+    margin_rate: Annotated[float, Range(MARGIN_RATE_MIN, MARGIN_RATE_MAX)] = MARGIN_RATE
+    """How many tokens of honest completions lose against the replayed winner; see margin_noise.py."""
+    margin_scale: Annotated[float, Range(MARGIN_SCALE_MIN, TOLERANCE_NUMBER_MAX)] = MARGIN_SCALE
+    """Mean of the exponential distribution that bounds by how much they lose."""
 
     def thresholds(self) -> ToplocThresholds:
         """The part that judges TOPLOC proofs."""

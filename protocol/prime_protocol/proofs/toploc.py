@@ -1,8 +1,14 @@
 """TOPLOC proofs: commitments to the largest activations of a completion, 258 bytes per 32 tokens.
 
-How a completion is cut into chunks, how proofs are built, and their one accepted encoding, which is that of the public
-toploc package. Whether a proof fits somebody's activations is decided in toploc_verify.py. What binds a proof to a run,
-a checkpoint and tokens is the rollout root; nothing here knows of them.
+The scheme is that of the TOPLOC paper (arXiv:2501.16007), and the encoding that of the public toploc package. A proof
+covers the k largest magnitudes of the final hidden states of a chunk. Another precision, batch size or kernel changes
+these values slightly, but rarely which indices are largest or their exponents, so honest machines agree; another model,
+prompt or quantisation changes both. A proof is a polynomial over a prime field that goes through the points (index,
+bf16 pattern). So it takes two bytes per value and stores no index: the verifier evaluates it at the indices that it
+selected itself.
+
+Here are the chunks, building proofs, and the one accepted encoding. toploc_verify.py compares proofs with activations.
+The rollout root binds a proof to a run, a checkpoint and tokens; nothing here knows of them.
 """
 
 from collections.abc import Iterator, Sequence
@@ -104,7 +110,7 @@ def build_proofs(hidden_bits: Bits, kernels: ToplocKernels | None = None) -> Top
     """Proofs of the final hidden states, bf16 patterns of shape (tokens, hidden), that produced each token."""
     layout = get_proof_layout(hidden_bits)
     kernels = kernels or get_kernels()
-    # The places that a tail with fewer values leaves are zero.
+    # A short tail covers fewer values; its unused coefficients are zero, which parse_proofs requires.
     words = np.zeros((layout.chunks, 1 + TOPLOC_K), dtype=">u2")
     for part, _, indices, values in select_values(hidden_bits, layout, kernels):
         rows = words[part.first : part.first + part.chunks]
@@ -208,7 +214,7 @@ def select_values(
 
 
 def check_finite(values: Bits, numbers: Sequence[int]) -> None:
-    """An infinity or a NaN is above every finite value, so it is among those selected from the chunks."""
+    """Refuse infinities and NaN. Their magnitude is above every finite value, so selection always includes them."""
     if (broken := ((values & 0x7FFF) >= INFINITY).any(axis=1)).any():
         raise LocalError(
             f"the hidden states of chunk {numbers[int(broken.argmax())]} hold an infinity or NaN: "

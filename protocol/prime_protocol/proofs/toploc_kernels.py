@@ -1,6 +1,6 @@
 """Which TOPLOC kernels to use: the compiled ones where they were built, else numpy. Both give the same values.
 
-Only the choice and the calling convention are here; the computations are in toploc_plain.py and native/toploc_*.c.
+Only the choice and the calling convention are here; the computations are in toploc_numpy.py and native/toploc_*.c.
 """
 
 import ctypes

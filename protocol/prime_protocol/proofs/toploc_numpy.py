@@ -1,10 +1,14 @@
 """TOPLOC kernels in numpy: which values a proof covers, the polynomial through them, and its values elsewhere.
 
-native/toploc_select.c and native/toploc_field.c hold the same computations, much faster; toploc_kernels.py picks.
+native/toploc_select.c and native/toploc_field.c hold the same computations, much faster; toploc_kernels.py chooses.
 Wire format, limits and verdicts are in toploc.py and toploc_verify.py.
 
-Which of several equal magnitudes is kept decides the bytes of a proof. It follows from how torch.topk works on a CPU:
-the C++ library's partial_sort for k * 64 <= n, else its nth_element. Both are rebuilt here step by step.
+Selection. bf16 has 8 significant bits, so the k-th largest magnitude of a chunk is often shared by several values, and
+only some of them are covered. Which ones decides the bytes of a proof. Proofs must equal those of the public package,
+which calls torch.topk on the CPU (aten/src/ATen/native/TopKImpl.h): partial_sort if k * 64 <= n, else nth_element. The
+C++ standard does not say which of several equal elements these keep, so the steps of libstdc++ are repeated here:
+`__heap_select` with `__adjust_heap`, and `__introselect` with `__unguarded_partition_pivot`. Comparisons are by
+magnitude alone; an index must never break a tie. tests/vectors/toploc.json holds proofs of the public package.
 """
 
 from functools import cache
@@ -36,7 +40,7 @@ def select_from(bits: Bits, rows: NDArray[np.int64], counts: NDArray[np.int64]) 
 
 
 def select_row(sizes: Bits) -> Points:
-    """The ties are only worked out where there are any."""
+    """Indices of the largest magnitudes. The slow repetition of torch.topk runs only if the k-th largest is a tie."""
     n, k = len(sizes), min(TOPLOC_K, len(sizes))
     smallest = np.partition(sizes, n - k)[n - k]
     chosen = np.flatnonzero(sizes >= smallest)
@@ -45,7 +49,8 @@ def select_row(sizes: Bits) -> Points:
     return chosen.astype(np.uint32)
 
 
-# An item is a magnitude above its index. Items are ranked by magnitude alone.
+# An item is one integer: the magnitude in the upper bits, the index in the lower ones. Items are compared by magnitude
+# alone, because torch compares values without their indices.
 
 
 def is_before(a: int, b: int) -> bool:
@@ -61,7 +66,11 @@ def get_indices(items: list[int]) -> list[int]:
 
 
 def sift(heap: list[int], node: int, n: int, moving: int) -> None:
-    """Put `moving` at `node` of a heap with the smallest on top; of equal children the right one moves up."""
+    """Put `moving` at `node` of a heap with the smallest on top; of equal children the right one moves up.
+
+    libstdc++ first moves the hole to the bottom and then pushes `moving` up from there (`__adjust_heap`). Stopping at
+    the first child that is larger gives the same heap: an equal child moves up in both.
+    """
     while (child := 2 * node + 1) < n:
         if child + 1 < n and not is_before(heap[child + 1], heap[child]):
             child += 1
@@ -78,6 +87,11 @@ def make_heap(heap: list[int], n: int) -> None:
 
 
 def select_by_heap(sizes: Bits, k: int) -> list[int]:
+    """`std::partial_sort` without the final sort: a heap of the first k items, and each later item that is larger.
+
+    A value equal to the smallest of the heap is not taken. Comparing whole blocks with the top only skips values that
+    cannot enter, because the top never gets smaller.
+    """
     heap = make_items(sizes[:k])
     make_heap(heap, k)
     for start in range(k, len(sizes), SCAN_VALUES):
@@ -90,6 +104,10 @@ def select_by_heap(sizes: Bits, k: int) -> list[int]:
 
 
 def select_by_partition(sizes: Bits, k: int) -> list[int]:
+    """`std::nth_element` (`__introselect`): partition the part that holds position k until three items are left.
+
+    After 2 * log2(n) rounds libstdc++ assumes bad pivots and selects by heap. That fallback decides bytes too.
+    """
     items = make_items(sizes)
     first, last = 0, len(items)
     rounds = 2 * (last.bit_length() - 1)
@@ -105,7 +123,11 @@ def select_by_partition(sizes: Bits, k: int) -> list[int]:
 
 
 def partition(items: list[int], first: int, last: int) -> int:
-    """Split items[first:last] around the median of three of them; where the second part begins."""
+    """Split items[first:last] around the median of three of them; where the second part begins.
+
+    `__unguarded_partition_pivot`: the order of the comparisons decides which of equal items becomes the pivot, and
+    equal items on both sides are swapped. Do not simplify.
+    """
     a, b, c = first + 1, first + (last - first) // 2, last - 1
     if is_before(items[a], items[b]):
         median = b if is_before(items[b], items[c]) else c if is_before(items[a], items[c]) else a
@@ -153,7 +175,10 @@ def reduce_mod_prime(numbers: Points) -> Points:
 
 
 def find_modulus(row: Points) -> int:
-    """The largest modulus that keeps the indices apart, or 0."""
+    """The largest modulus under which the indices stay distinct, or 0.
+
+    Indices of a chunk go up to tokens * hidden, far beyond the field, and interpolation needs distinct points.
+    """
     for modulus in range(TOPLOC_PRIME, TOPLOC_MODULUS_MIN - 1, -1):
         if len(np.unique(row % np.uint32(modulus))) == len(row):
             return modulus
@@ -166,6 +191,7 @@ def interpolate(indices: Points, values: Bits) -> tuple[Bits, Bits]:
     moduli = np.array([find_modulus(row) for row in indices], dtype=np.uint16)
     x = (indices % np.maximum(moduli, 1)[:, None].astype(np.uint32)).T
     inverses = get_inverses()
+    # Newton's divided differences, all chunks at once. Every product is below 2^32: both factors are below 2^16.
     a = values.T.astype(np.uint32)
     newton = [a[0].copy()]
     for j in range(1, k):
@@ -173,7 +199,8 @@ def interpolate(indices: Points, values: Bits) -> tuple[Bits, Bits]:
         scale = inverses[x[j:] + PRIME - x[:n]].astype(np.uint32)
         a[:n] = reduce_mod_prime(reduce_mod_prime(a[1 : n + 1] + PRIME - a[:n]) * scale)
         newton.append(a[0].copy())
-    # Row 0 stays zero: it is what the lowest coefficient receives from below.
+    # From Newton's form to coefficients by Horner: c = c * (X - x[i]) + newton[i]. Row 0 stays zero: it is what the
+    # lowest coefficient receives from below.
     c = np.zeros((k + 1, chunks), dtype=np.uint32)
     c[1] = newton[-1]
     for i in reversed(range(k - 1)):

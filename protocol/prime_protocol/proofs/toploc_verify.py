@@ -1,8 +1,12 @@
 """Whether TOPLOC proofs fit activations that we computed ourselves: numbers per chunk first, then a pure decision.
 
-Comparing the proof with our own largest values shows another model, prompt or precision. It does not show a proof that
-was made without a model: a constant, or any polynomial that stays near a likely value, fits as well. So the proof is
-also evaluated at decoys, drawn from a seed that its maker could not know, where an honest polynomial looks random.
+Comparing the proof with our own largest values detects another model, prompt or precision. It does not detect a proof
+that was made without a model. Threat: large activations share few exponents, so a constant, or any polynomial of low
+degree that stays near a likely value, also has the right exponent at most indices. So the proof is also evaluated at
+decoys: points that no honest prover interpolated, drawn from a seed that is not known when the proof is made. There an
+honest polynomial of degree 127 takes values as good as uniform in the field, and rarely hits an exponent of ours; a
+smooth forgery hits as often as at the true indices. Zero leading coefficients, and a modulus under which our indices
+collide, are two other ways to make one value fit many indices. Each has its own limit.
 """
 
 import hashlib
@@ -97,7 +101,7 @@ def verify_proofs(
 
 
 def draw_decoys(seed: Digest, chunks: int) -> Points:
-    """Per chunk 128 numbers of 32 bits, from SHAKE-128."""
+    """Per chunk 128 numbers of 32 bits, from SHAKE-128: unpredictable for the prover, equal for every verifier."""
     stream = hashlib.shake_128(DECOY_DOMAIN + seed).digest(chunks * TOPLOC_DECOY_DRAWS * 4)
     return np.frombuffer(stream, dtype=">u4").reshape(chunks, TOPLOC_DECOY_DRAWS).astype(np.uint32)
 
@@ -114,7 +118,7 @@ def compare_values(claimed: Bits, values: Bits) -> list[NDArray[np.int64]]:
     matches = (differs & 0x7F80) == 0
     count = matches.sum(axis=1)
     errors = np.abs((claimed & 0x7F).astype(np.int8) - (values & 0x7F).astype(np.int8)).astype(np.uint8)
-    # What does not match sorts behind every error there is.
+    # Mantissas are compared only where the exponents match; the others sort behind every possible error.
     errors[~matches] = MANTISSA_ERROR_NONE
     ranked = np.sort(errors, axis=1)
     median = ranked[np.arange(len(ranked)), count // 2].astype(np.int64)
@@ -131,7 +135,7 @@ def count_decoy_hits(claimed: Bits, values: Bits) -> list[NDArray[np.int64]]:
 
 
 def count_leading_zeros(coefficients: Bits) -> NDArray[np.int64]:
-    """Zero coefficients above the highest other one; all of them for the zero polynomial."""
+    """Zero coefficients above the highest other one; all of them for the zero polynomial. They show a low degree."""
     nonzero = coefficients[:, ::-1] != 0
     zeros: NDArray[np.int64] = np.where(nonzero.any(axis=1), nonzero.argmax(axis=1), coefficients.shape[1])
     return zeros
@@ -141,8 +145,9 @@ def count_leading_zeros(coefficients: Bits) -> NDArray[np.int64]:
 def get_decoy_limit(exponents_seen: int) -> int:
     """Most decoy hits that an honest polynomial has, but for one chunk in 1e12.
 
-    At a point that nobody interpolated, its value is as good as uniform in the field, where each exponent has 256
-    patterns. A decoy may also fall on an index that only the prover chose: at most k of at least 2^15 points.
+    At a point that was not interpolated, its value is as good as uniform in the field, where each exponent has 256
+    patterns (128 mantissas, two signs). A decoy may also fall on an index that only the prover chose: at most k of at
+    least 2^15 points.
     """
     chance = min(1.0, exponents_seen * 256 / TOPLOC_PRIME + TOPLOC_K / TOPLOC_MODULUS_MIN)
     limit, above = TOPLOC_DECOYS, 0.0

@@ -1,17 +1,10 @@
-"""Reading the pages of a rollout file from a stranger: which bytes belong to which column, and their values.
+"""The strict reader and writer of rollout files.
 
-Every byte that is not a value is compared with what rollout_layout.py emits. Nothing is allocated that is larger than
-the bytes it was read from. What the values may be is in rollout_checks.py.
-
-What the values of a rollout file may be, checked a column at a time. Cheap enough for every file.
-
-Whether the tokens are the model's is for validators; see sampling.py and toploc.py.
-
-Writing a rollout file, and reading one from a stranger.
-
-The reader is ours and accepts exactly what the writer emits (docs/decisions/0003-rollout-file-reader.md): it compares
-every byte that is not a value, and allocates no more than the file's own size again. What the values may be is in
-rollout_checks.py.
+A file comes from a stranger. The reader accepts exactly what the writer emits
+(docs/decisions/0003-rollout-file-reader.md): it compares every byte that is not a value with what layout.py emits,
+checks the values one column at a time, and allocates no more than the size of the file again. That is cheap enough for
+every file. Whether the file fits its lease is decided in verify.py, whether its tokens are the model's in
+prime_protocol.proofs.
 """
 
 import re
@@ -84,7 +77,7 @@ class ListColumn:
 
 
 class PageCursor:
-    """A place in the file that only moves past bytes it knows."""
+    """A position in the file that only moves past bytes it has verified."""
 
     __slots__ = ("data", "end", "position")
 
@@ -101,9 +94,9 @@ class PageCursor:
         self.position = after
 
     def page(self, field: str) -> tuple[int, memoryview]:
-        """The number of values and the body of the page that starts here; the cursor moves behind it."""
+        """The number of values and the body of the page that starts here; the cursor moves past it."""
         # Three bytes come before the size, which stands twice with one byte between, then two before the values.
-        # Reading them may be careless, because the whole header is compared afterwards.
+        # They are read without checks, because the whole header is compared afterwards.
         size, after = decode_varint(self.data, self.position + 3, field)
         values, _ = decode_varint(self.data, 2 * after - self.position, field)
         self.expect(encode_page_header(values // 2, size // 2), f"{field}.page_header")

@@ -1,20 +1,15 @@
-"""What a rollout file says: its header, its completions, and the limits it is read under.
+"""The content of a rollout file as values: its header, its completions, its limits, and its Merkle root.
 
-How the file is laid out in bytes is in rollout_file.py and rollout_layout.py, its Merkle root in rollout_root.py.
-Rewards and advantages are not here: nobody reads them from a worker.
-
-The rollout root: one digest that holds a worker to every row of its file, and lets a single row be proven.
-
-The tree is the log's (merkle.py). Where the root is signed is in receipts.py.
+The root is one digest that binds a worker to every row of its file, and allows a proof of a single row. The tree is
+that of the log (log/merkle.py); the worker signs the root in its receipt (wire/typed_data.py). The bytes of the file
+are in layout.py and file.py. Rewards and advantages are not part of a file: no party accepts them from a worker.
 """
 
 import struct
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from prime_protocol.constants import (
     OUTPUT_TOKENS_MAX,
@@ -32,6 +27,11 @@ from prime_protocol.ledger.randomness import encode_u64
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
 from prime_protocol.wire.ids import Digest, NodeId, RunId, Sample, Slot, Step, digest_fields, frame_fields
 
+if TYPE_CHECKING:
+    # Settings and log entries need the limits, and `--help` must not wait for numpy.
+    import numpy as np
+    from numpy.typing import NDArray
+
 NO_TARGET_LENGTH = -1
 """How the file writes that a completion has no target length."""
 
@@ -45,7 +45,7 @@ class FinishReason(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutHeader:
-    """What the whole file answers to. Compared with the lease by `verify_header`."""
+    """What the file is an answer to. `verify_header` compares it with the lease."""
 
     run: RunId
     step: Step
@@ -65,9 +65,9 @@ class Rollout:
     temperature: float
     target_length: int | None
     finish: FinishReason
-    prompt_tokens: NDArray[np.int32]
-    output_tokens: NDArray[np.int32]
-    output_logprobs: NDArray[np.float32]
+    prompt_tokens: "NDArray[np.int32]"
+    output_tokens: "NDArray[np.int32]"
+    output_logprobs: "NDArray[np.float32]"
     """Log-probability of each output token when it was chosen."""
     proofs: bytes
     """TOPLOC proofs end to end, one per 32 output tokens."""

@@ -58,9 +58,9 @@ def verify_header(header: RolloutHeader, expected: RolloutHeader) -> None:
 def verify_derived_values(
     file: RolloutFile, beacon: Digest, *, tasks_total: int, target_lengths: tuple[int, ...], temperature: float
 ) -> None:
-    """What the worker may not choose must be what the beacon and the run's terms say."""
+    """Values that the worker may not choose must be those of the beacon and the run's terms."""
     for number, row in enumerate(file.rows):
-        # Rows of a slot stand together, so the first one's task and target serve the others.
+        # Rows of a slot are adjacent, so its task and target are computed once.
         if number == 0 or row.slot != file.rows[number - 1].slot:
             task = compute_slot_task(beacon, row.slot, tasks_total)
             target = compute_target_length(beacon, row.slot, target_lengths)

@@ -1,15 +1,9 @@
-"""Numbers drawn from a name, a seed and an index, the same everywhere: SHA-256 in counter mode.
+"""Task families for models whose vocabulary is single characters: sorting digits, and arithmetic.
 
-Only drawing lives here. What is drawn, and in which order, is each family's business and may never change for a family
-that a run uses.
-
-What the character-level families share: answers for models whose vocabulary is single characters.
-
-A prompt is `^question>`, the one right completion is the answer and the end mark `$`, nothing before, between or after.
-
-Sums, differences and products of two numbers, character by character: `^12+34>` asks for `46$`, or padded `046$`.
-
-Sort the digits of a number: `^52814>` asks for `12458$`. Learnable from nothing by a model of 125,000 parameters.
+A prompt is `^question>`. The only right completion is the answer and the end mark `$`, with nothing before, between or
+after. `^52814>` asks for `12458$`, which a model of 125,000 parameters learns from scratch; `^12+34>` asks for `46$`,
+or padded `046$`. Numbers are drawn from a name, a seed and an index by SHA-256 in counter mode, so they are the same
+everywhere. The order of draws must never change for a family that a run uses.
 """
 
 from dataclasses import dataclass
@@ -57,16 +51,16 @@ START, ASK, STOP = "^", ">", "$"
 REWARD_MODES = ("exact", "shaped")
 SHAPED_MAX = 0.5
 PLACES_SHARE, STOPPED_SHARE = 0.9, 0.1
-"""What a completion that is not exact can still get: by the share of right places, and for stopping in time."""
+"""Shares of SHAPED_MAX, the most that an inexact completion gets: for right positions, and for stopping in time."""
 
 
 def grade_characters(key: str, completion: str, *, shaped: bool) -> Grade:
-    """Exact, or with `shaped` a part of the reward for each place that is right."""
+    """Exact match, or with `shaped` a part of the reward for each right position."""
     if completion == key + STOP:
         return Grade(1.0, GradeReason.RIGHT)
     if not shaped:
         return Grade(0.0, GradeReason.WRONG)
-    # Only the places of the answer are looked at, however long the completion is.
+    # Only the positions of the answer are compared, however long the completion is.
     places = sum(given == wanted for given, wanted in zip(completion[: len(key)], key, strict=False))
     stopped = completion.find(STOP, 0, len(key) + 1) == len(key)
     reward = SHAPED_MAX * (PLACES_SHARE * places / len(key) + STOPPED_SHARE * stopped)

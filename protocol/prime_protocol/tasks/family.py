@@ -1,19 +1,15 @@
-"""The text that names a task set in a run's configuration: a family and its parameters, one spelling per set.
+"""What a task family is: the spec that names a task set, tasks and grades, and where the answer is in a completion.
 
     sort-digits?digits=5&reward=shaped&size=100000
 
-Names come in ascending order. What a parameter may be is the family's to say; it takes them out of `Parameters` one by
-one, and whatever is left over is refused by name.
+A spec has one spelling per task set: parameters come in ascending order, the family takes each of them out of
+TaskParameters, and a parameter that is left over is refused by name. A family derives everything about a task from its
+index, so a worker and a validator see the same prompt and compute the same reward. A reward is computed at once, or by
+a job that the rim runs in its sandbox.
 
-What a task is, and the two ways to its reward: at once, or by way of a job that the rim runs in its sandbox.
-
-Only the shapes live here; each family has a file of its own. A family decides everything about a task from its index,
-so that a worker and a validator who never met see the same prompt and reach the same reward.
-
-Where the answer is in a completion. The last one counts, and only what comes after the thinking.
-
-Every function looks at each character a bounded number of times: a completion of a million brackets costs no more than
-one of a million letters.
+The last answer in a completion counts, and only after the thinking. Every function reads each character a bounded
+number of times, so a completion of a million brackets costs no more than one of a million letters. The families
+themselves are in files of their own.
 """
 
 import re
@@ -90,7 +86,7 @@ def parse_pair(text: str) -> tuple[str, str]:
 
 
 class TaskParameters:
-    """A spec's parameters while a family reads them. Each is taken once; `finish` refuses what nobody took."""
+    """A spec's parameters while a family reads them. Each is taken once; `finish` refuses those that were not taken."""
 
     def __init__(self, spec: TaskSetSpec) -> None:
         self.left = dict(spec.parameters)
@@ -138,7 +134,7 @@ class GradeReason(StrEnum):
 
 
 MACHINE_DEPENDENT = frozenset({GradeReason.CRASHED, GradeReason.TIMEOUT})
-"""Another machine may see another end: faster, or with more memory. No ground for a charge of fraud on its own."""
+"""A faster machine, or one with more memory, may see another end. So it is no evidence of fraud by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +173,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class SandboxJob:
-    """A Python program to run behind walls. What it is compared with is not in it: the task's key stays outside."""
+    """A Python program to run in the sandbox. The task's key stays outside, so it never sees what is expected."""
 
     source: str
     stdin: bytes
@@ -200,7 +196,7 @@ class JobEnd(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SandboxOutcome:
-    """What is left of a job. `code` is the exit code or the signal number, 0 where there is neither."""
+    """The result of a job. `code` is the exit code or the signal number, 0 if there is neither."""
 
     end: JobEnd
     code: int
@@ -261,7 +257,7 @@ def strip_thinking(completion: str, *, required: bool) -> str | None:
 
 
 def extract_boxed(text: str) -> str | None:
-    """What stands in the last \\boxed{...}, nested braces included. None if there is none or it does not close."""
+    """The content of the last \\boxed{...}, nested braces included. None if there is none or it does not close."""
     start = text.rfind(BOXED)
     if start < 0:
         return None
@@ -298,7 +294,7 @@ def extract_program(text: str) -> str | None:
 
 
 def extract_tagged(text: str) -> str | None:
-    """What stands between the last <answer> and the </answer> after it."""
+    """The text between the last <answer> and the </answer> after it."""
     _, tag, rest = text.rpartition(ANSWER_START)
     answer, end, _ = rest.partition(ANSWER_END)
     return answer.strip() if tag and end else None

@@ -1,7 +1,7 @@
 """Mathematical problems with a boxed answer: right if it is the same text, or the same value by math-verify.
 
-The text comparison is done here. The symbolic one parses what a stranger wrote, with libraries that may take for ever,
-so it is a job: math-verify's own timeouts use signals and stay off, the sandbox has the clock.
+The text comparison is done here. The symbolic comparison parses untrusted text with libraries that may not terminate,
+so it is a sandbox job. math-verify's own timeouts use signals and are off; the sandbox enforces the time limit.
 """
 
 import json

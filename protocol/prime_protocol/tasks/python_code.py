@@ -1,8 +1,8 @@
 """Programming problems: the last python block of the completion must pass every unit test.
 
-The program runs in the sandbox and sees the tests' inputs, never what is expected: comparing happens here, afterwards.
-So there is nothing inside the walls to forge. A program that leaves early, prints a verdict or kills its neighbours has
-only changed its own output.
+The program runs in the sandbox and sees the inputs of the tests, never the expected outputs; those are compared here,
+afterwards. So there is nothing in the sandbox to forge: a program that exits early, prints a verdict or kills other
+processes changes only its own output.
 """
 
 import json

@@ -1,7 +1,7 @@
 """The datasets of the reasoning-gym package: each task from (seed, index), each answer scored by the dataset's rule.
 
-Scoring is a job for the sandbox: eight scorers hand the answer to `eval` or to sympy, which does the same. The sandbox
-keeps such an answer from doing harm, but not from setting its own score, so it must first have the form given here.
+Scoring is a job for the sandbox: eight scorers pass the answer to `eval`, or to sympy, which does the same. The sandbox
+prevents harm, but not an answer that sets its own score, so an answer must first have the form given here.
 """
 
 import json

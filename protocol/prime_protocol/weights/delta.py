@@ -1,8 +1,8 @@
 """Sparse lossless patches between two tensors of one shape and dtype: the delta record, written and applied.
 
 A record is a header and one block per DELTA_BLOCK_LANES lanes; docs/protocol/weights.md gives the bytes. A block is
-checked before a byte of the target changes. Which base a record belongs to, and whether the result is right, is the
-manifest's business: see manifest.rebuild_tensor.
+checked before a byte of the target changes. Which base a record belongs to, and whether the result is right, is decided
+in manifest.py.
 """
 
 import struct

@@ -1,7 +1,16 @@
 """Lanes that differ between two blocks of bytes, as gap codes and value planes; and how to put them back.
 
-A lane is 1, 2 or 4 little-endian bytes, never a float: NaN payloads and the sign of zero survive. The C kernels and the
-numpy functions here give the same bytes. What a peer sent is checked in delta.py, before it comes here.
+One training step changes few bf16 weights, most of them by one unit in the last place. So a sparse block stores the
+distances between changed lanes and the steps (new - old) separately, each in a form that zstd compresses well:
+
+- A gap code is the number of unchanged lanes before a changed one, in one byte.
+- A step is an integer difference modulo 2^w, folded (zigzag) so that small steps of either sign are small numbers.
+- Folded steps are split into byte planes. All planes but the lowest are then mostly zeros.
+
+A lane is 1, 2 or 4 little-endian bytes and is never read as a float, so NaN payloads and the sign of zero survive.
+Invariant: scatter(old, scan(old, new)) == new, bit by bit, and the C kernels (native/delta.c) and the numpy functions
+give the same bytes. The bytes are specified in docs/protocol/weights.md. Input of a peer is checked in delta.py before
+it comes here: gap codes that lead outside the block would write outside the target.
 """
 
 import ctypes
@@ -19,20 +28,22 @@ Changes: TypeAlias = tuple[Bytes, Bytes]
 """Gap codes, and planes of shape (width, changed lanes): plane p holds byte p of every folded step."""
 
 ESCAPE = 255
-"""A gap code that means: 255 unchanged lanes, and the gap goes on. Any other code ends its gap."""
+"""A gap code that means: 255 unchanged lanes, and the gap continues. Any other code ends its gap. So there is exactly
+one list of codes for a list of lanes, and no code can go backwards."""
 
 UNSIGNED: dict[int, Any] = {1: np.dtype("<u1"), 2: np.dtype("<u2"), 4: np.dtype("<u4")}
 
 
 PIECE_BYTES = 2**20
-"""A kernel works on so much before it is seen: what is seen is then still in the processor's own cache."""
+"""A kernel works on this much before `see` gets it, so that hashing finds the bytes in the processor's cache. Hashing
+in a second pass over the whole block would read it from memory again."""
 
 OnPiece: TypeAlias = Callable[[Bytes], object]
-"""Is shown a block in one or more pieces, in order."""
+"""Gets a block in one or more pieces, in order."""
 
 
 def ignore_piece(piece: Bytes) -> None:
-    """For whoever has no use for the pieces."""
+    """For callers that do not need the pieces."""
 
 
 class DeltaScanState(ctypes.Structure):
@@ -59,7 +70,7 @@ class DeltaScatterState(ctypes.Structure):
 
 
 def scan(old: Bytes, new: Bytes, width: int, see: OnPiece) -> Changes:
-    """The lanes where `new` differs from `old`, by the quickest means this machine has. `see` is shown `new`."""
+    """The lanes where `new` differs from `old`, by the fastest method of this machine. `see` gets `new`."""
     kernels = get_kernels()
     if kernels is not None:
         return scan_native(kernels, old, new, width, see)
@@ -68,7 +79,10 @@ def scan(old: Bytes, new: Bytes, width: int, see: OnPiece) -> Changes:
 
 
 def scatter(target: Bytes, gaps: Bytes, planes: Bytes, see: OnPiece) -> None:
-    """Apply checked changes to the block they were scanned against, in place. `see` is shown what came of it."""
+    """Apply checked changes in place to the block they were scanned against. `see` gets the result.
+
+    `gaps` must name as many lanes as the planes have columns, all inside the target: the C kernel does not check.
+    """
     kernels = get_kernels()
     if kernels is not None:
         scatter_native(kernels, target, gaps, planes, see)
@@ -85,10 +99,10 @@ def get_kernels() -> ctypes.CDLL | None:
 def scan_native(
     kernels: ctypes.CDLL, old: Bytes, new: Bytes, width: int, see: OnPiece = ignore_piece, *, wide: bool = True
 ) -> Changes:
-    """`wide` off keeps to plain C, as on a processor without AVX2."""
+    """`wide=False` uses plain C, as on a processor without AVX2; tests compare both."""
     assert old.size == new.size
     lanes = old.size // width
-    # Room for every lane changed. Pages that are not written are never backed by memory.
+    # Room for the worst case: every lane changed. Pages that are never written take no memory.
     gaps = np.empty(lanes + lanes // ESCAPE, np.uint8)
     planes = np.empty((width, lanes), np.uint8)
     out = DeltaScanState(gaps.ctypes.data, planes.ctypes.data, lanes, 0)
@@ -134,6 +148,7 @@ def scan_numpy(old: Bytes, new: Bytes, width: int) -> Changes:
 
 
 def scatter_numpy(target: Bytes, gaps: Bytes, planes: Bytes) -> None:
+    # Unsigned arithmetic wraps around, so adding the step modulo 2^w undoes the subtraction for every pair of lanes.
     lanes = target.view(UNSIGNED[planes.shape[0]])
     lanes[decode_gaps(gaps)] += decode_zigzag(join_planes(planes))
 
@@ -148,12 +163,16 @@ def encode_gaps(positions: NDArray[np.int64]) -> Bytes:
 
 
 def decode_gaps(codes: Bytes) -> NDArray[np.int64]:
+    """Positions of the changed lanes: all unchanged lanes before each one, plus the changed lanes before it."""
     ends = np.flatnonzero(codes != ESCAPE)
     return np.cumsum(codes, dtype=np.int64)[ends] + np.arange(ends.size)
 
 
 def encode_zigzag(steps: NDArray[Any]) -> NDArray[Any]:
-    """Signed to unsigned: 0, -1, 1, -2 become 0, 1, 2, 3, so that a small step leaves the upper planes zero."""
+    """Signed to unsigned: 0, -1, 1, -2 become 0, 1, 2, 3, so that a small step leaves the upper planes zero.
+
+    `steps` are unsigned differences modulo 2^w; their highest bit is the sign.
+    """
     sign = steps >> (8 * steps.itemsize - 1)
     return (steps << 1) ^ (0 - sign)
 

@@ -1,13 +1,12 @@
-"""The checkpoint manifest: what is transported, cut into shards, and which tensors it must come out as.
+"""The checkpoint manifest: the files that are transported, their shards, and the tensors that must result.
 
-A keyframe's files are the safetensors files themselves. A delta's files are delta records, applied to a held base. The
-root depends on the tensors alone, so both kinds name the same weights by the same root. Everything a hostile manifest
-could say is refused when it is made. manifest_build.py makes them, manifest_path.py chooses between them.
+The files of a keyframe are the safetensors files themselves. The files of a delta are delta records, applied to a base
+that the node holds. The root depends on the tensors alone, so both kinds name the same weights by the same root. The
+constructor refuses everything that a hostile manifest could contain. manifest_builder.py makes manifests, transfer.py
+chooses between them.
 
-A manifest under its trainer's signature: the frame that nodes pass on, and the name it goes by.
-
-The frame is an envelope, so it expires; but weights do not, and neither does what a trainer said of them. The time is
-therefore not looked at: whether a checkpoint is still wanted is decided by the log, not by its manifest.
+A manifest travels in its trainer's envelope. An envelope expires, but a statement about weights does not, so the time
+is not checked here: the log decides whether a checkpoint is still current.
 """
 
 import math

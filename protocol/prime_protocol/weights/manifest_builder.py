@@ -1,7 +1,7 @@
-"""How a publisher makes a manifest: of bytes in memory or mapped, whatever their number, and no file opened here.
+"""How a publisher makes a manifest from bytes in memory or mapped files. No file is opened here.
 
-For a delta the caller takes out the chunks of the delta file. A mistake of the caller is a LocalError: nothing here
-came from a peer.
+For a delta the caller receives the chunks of the delta file. A mistake of the caller is a LocalError, because nothing
+here comes from a peer.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

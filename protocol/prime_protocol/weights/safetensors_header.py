@@ -1,11 +1,8 @@
-"""The element types of a tensor, by the names safetensors gives them, with their sizes.
+"""The header of a safetensors file, read strictly: which tensor is where, and of which element type.
 
-Types of less than a byte (F4, F6) are left out: no shape of them is a whole number of bytes for sure.
-
-The header of a safetensors file, read strictly: which tensor stands where.
-
-Bytes in, values out. Whoever holds the file reads the first eight bytes, asks `get_head_bytes` how many more to read,
-and hands all of them to `parse_header`. Tensor data is never touched here.
+The caller reads the first eight bytes of the file, asks `get_head_bytes` how many more to read, and passes all of them
+to `parse_header`. Tensor data is not read here. Types of less than a byte (F4, F6) are not supported: not every shape
+of them is a whole number of bytes.
 """
 
 import math
@@ -135,7 +132,7 @@ def parse_entries(text: bytes) -> dict[str, Any]:
 
 
 def check_metadata(value: Any) -> None:
-    """Text to text, and otherwise nobody's business: it is not part of the weights."""
+    """Checks only that it maps text to text: metadata is not part of the weights."""
     if type(value) is not dict or not all(type(text) is str for text in value.values()):
         raise RemoteError(f"safetensors.{METADATA}", "must map strings to strings")
 

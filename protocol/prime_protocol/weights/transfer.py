@@ -1,8 +1,7 @@
-"""Which manifests lead from the weights a node holds to the weights it wants.
+"""Which manifests lead from the weights that a node holds to those that it wants, and what a shard server reports.
 
-Pure choice: links in, links out. Fetching and applying them is the node's business.
-
-What a shard server says beside shards. Unsigned: it is a hint, and every shard proves itself.
+Pure choice: links in, links out. Fetching and applying them is in prime_node.weights. Reports of a shard server are not
+signed: they are hints, and every shard is verified by its digest.
 """
 
 import heapq
@@ -19,7 +18,7 @@ from prime_protocol.wire.ids import Digest, NodeId
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestLink:
-    """What a manifest does: makes `root` out of `base`, or out of nothing if it is a keyframe, for so many bytes."""
+    """What a manifest does: it builds `root` from `base`, or from nothing if it is a keyframe, for this many bytes."""
 
     root: Digest
     base: Digest | None
@@ -39,7 +38,7 @@ def plan_manifest_path(
     the shorter chain wins, then the smaller bases, so that every node with the same links plans the same.
     """
     into = group_links(links)
-    # Backwards from what is wanted, cheapest first. A keyframe's base is None: nothing, which everybody holds.
+    # Backwards from the wanted root, cheapest first. A keyframe's base is None, which every node has.
     queue: list[tuple[int, int, tuple[bytes, ...], tuple[ManifestLink, ...]]] = [(0, 0, (), ())]
     settled: set[Digest] = set()
     while queue:
@@ -92,7 +91,7 @@ class ShardServerHint:
     node: NodeId
     depth: Uint
     record: Annotated[bytes, Size(0, CHILD_RECORD_BYTES_MAX)]
-    """Frame of its own serving record, so that it can be found by who has not heard of it; empty where unknown."""
+    """Frame of its own serving record, for nodes that have not received it; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

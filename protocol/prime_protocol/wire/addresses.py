@@ -1,8 +1,8 @@
 """Where a node can be reached, as text: the one accepted form of a server's URL and of a libp2p address.
 
-Strangers write these, and other nodes connect to what they say. So there is one spelling for each place, nothing hides
-in it, and addresses that mean this machine's own network equipment (link-local, where clouds keep their secrets), every
-machine (multicast) or none at all are refused. Private and loopback ones pass: a network may live in one building.
+Addresses come from strangers, and other nodes connect to them. So each address has one spelling, with nothing hidden in
+it. Link-local addresses are refused (clouds serve their secrets there), and so are multicast and unspecified ones.
+Private and loopback addresses pass, because a network may run in one building.
 """
 
 import re
@@ -13,7 +13,6 @@ from typing import Self
 from prime_protocol.constants import ADDRESS_CHARS_MAX, HOST_CHARS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.ids import NodeId
-from prime_protocol.wire.signing import compute_peer_address
 
 LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
 DNS_NAME = re.compile(rf"{LABEL}(?:\.{LABEL})*")
@@ -78,6 +77,8 @@ class PeerAddress:
             _check_ip(host, IPv6Address)
         else:
             _check_name(host)
+        from prime_protocol.wire.signing import compute_peer_address  # here, because every `--help` imports this module
+
         return cls(family=family, host=host, port=port, peer=peer, node=compute_peer_address(peer))
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
 """Message <-> canonical msgpack: one accepted encoding per value, everything bounded, every refusal names the field.
 
-A message type is a frozen dataclass. It becomes a map with its field names in sorted order; the annotations say what
+A message type is a frozen dataclass. It becomes a map with its field names in sorted order. The annotations say what
 each field may hold: int, bool, float, str, bytes, an id, a StrEnum, another dataclass, `tuple[X, ...]`, `X | None`, and
-any of these inside `Annotated` with Range or Size. Rules that join fields stand in the dataclass's `__post_init__`.
+any of these inside `Annotated` with Range or Size. Rules between fields are in the dataclass's `__post_init__`.
 """
 
 import math
@@ -186,10 +186,11 @@ def _build_codec(kind: Any, bound: Range | Size | None) -> TypeCodec:
     if is_dataclass(kind):
         assert bound is None, f"{kind} takes no bound"
         return _build_map_codec(kind)
-    return TypeCodec(_scalar_reader(kind, bound), _identity)
+    return TypeCodec(build_scalar_reader(kind, bound), _identity)
 
 
-def _scalar_reader(kind: Any, bound: Range | Size | None) -> ReadValue:
+def build_scalar_reader(kind: Any, bound: Range | Size | None = None) -> ReadValue:
+    """Reads a value that contains no others."""
     if kind is int:
         return _int_reader(_bound(kind, bound, Range(INT_MIN, INT_MAX)))
     if kind is float:
@@ -219,7 +220,7 @@ def _identity(value: Any) -> Any:
 
 def _read_bool(value: Any) -> bool:
     if type(value) is not bool:
-        _refuse_type(value, "true or false")
+        refuse_type(value, "true or false")
     return value
 
 
@@ -228,7 +229,7 @@ def _int_reader(bound: Range) -> ReadValue:
 
     def read(value: Any) -> int:
         if type(value) is not int:
-            _refuse_type(value, "an integer")
+            refuse_type(value, "an integer")
         if not low <= value <= high:
             raise RemoteError("", f"is {value}, allowed is {low} to {high}")
         return value
@@ -241,7 +242,7 @@ def _float_reader(bound: Range) -> ReadValue:
 
     def read(value: Any) -> float:
         if type(value) is not float:
-            _refuse_type(value, "a float")
+            refuse_type(value, "a float")
         if not math.isfinite(value) or not low <= value <= high:
             raise RemoteError("", f"is {value}, allowed is a finite number from {low} to {high}")
         return value
@@ -252,7 +253,7 @@ def _float_reader(bound: Range) -> ReadValue:
 def _text_reader(bound: Size) -> ReadValue:
     def read(value: Any) -> str:
         if type(value) is not str:
-            _refuse_type(value, "a string")
+            refuse_type(value, "a string")
         _check_size(value, bound, "characters")
         if UNPRINTABLE.search(value):
             raise RemoteError("", "has characters that cannot be printed")
@@ -264,7 +265,7 @@ def _text_reader(bound: Size) -> ReadValue:
 def _bytes_reader(bound: Size) -> ReadValue:
     def read(value: Any) -> bytes:
         if type(value) is not bytes:
-            _refuse_type(value, "bytes")
+            refuse_type(value, "bytes")
         _check_size(value, bound, "bytes")
         return value
 
@@ -276,7 +277,7 @@ def _fixed_reader(kind: type[FixedBytes]) -> ReadValue:
 
     def read(value: Any) -> FixedBytes:
         if type(value) is not bytes:
-            _refuse_type(value, "bytes")
+            refuse_type(value, "bytes")
         if len(value) != size:
             raise RemoteError("", f"is {len(value)} bytes, expected {size}")
         return new(kind, value)
@@ -290,7 +291,7 @@ def _word_reader(kind: Any) -> ReadValue:
 
     def read(value: Any) -> Any:
         if type(value) is not str:
-            _refuse_type(value, "a string")
+            refuse_type(value, "a string")
         try:
             return make(value)
         except ValueError:
@@ -321,7 +322,7 @@ def _build_tuple_codec(item: Any, bound: Any) -> TypeCodec:
 
     def read(value: Any) -> tuple[Any, ...]:
         if type(value) is not tuple:
-            _refuse_type(value, "a list")
+            refuse_type(value, "a list")
         _check_size(value, bound, "items")
         items: list[Any] = []
         try:
@@ -347,7 +348,7 @@ def _build_map_codec(kind: Any) -> TypeCodec:
 
     def read(value: Any) -> Any:
         if type(value) not in MAP_TYPES:
-            _refuse_type(value, "a map")
+            refuse_type(value, "a map")
         found: dict[str, Any] = dict(value)
         if list(found) != names or len(value) != len(names):
             _refuse_keys([key for key, _ in value], names)
@@ -394,5 +395,5 @@ def _check_size(value: Any, bound: Any, unit: str) -> None:
         raise RemoteError("", f"has {len(value)} {unit}, allowed is {bound.low} to {bound.high}")
 
 
-def _refuse_type(value: Any, expected: str) -> NoReturn:
+def refuse_type(value: Any, expected: str) -> NoReturn:
     raise RemoteError("", f"is {WIRE_TYPE_NAMES.get(type(value), 'an extension')}, expected {expected}")

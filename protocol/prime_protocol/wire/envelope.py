@@ -4,8 +4,7 @@ A frame is a 65-byte signature followed by the canonical encoding of a Payload. 
 fixed prefix and the payload's bytes as sent, so nothing is encoded again to check it.
 """
 
-from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Annotated
 
 from prime_protocol.constants import (
@@ -21,10 +20,10 @@ from prime_protocol.constants import (
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.codec import Range, Size, decode, encode_flat
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, hash_bytes
+from prime_protocol.wire.seen_messages import SeenMessages
 from prime_protocol.wire.signing import Signature, WalletKey, recover_signer
 
 ENVELOPE_PREFIX = b"prime-swarm envelope 1\n"
-BUCKET_MS = 10_000
 
 Uint = Annotated[int, Range(0, 2**63 - 1)]
 """A count, a number or a time. Half the range of msgpack, so that every language and database can hold it."""
@@ -118,15 +117,6 @@ def check_time(payload: Payload, now_ms: int) -> None:
         raise RemoteError("Payload.issued_at_ms", f"is {early_ms} ms in the future; is the sender's clock right?")
 
 
-@dataclass(slots=True)
-class ExpiryBucket:
-    """Envelopes that expire within the same ten seconds, to be forgotten together."""
-
-    names: list[tuple[NodeId, int]] = field(default_factory=list)
-    issued_ms: int = -1
-    """When the latest of them was issued."""
-
-
 class ReplayGuard:
     """Lets every (sender, sequence) pass once while its envelope is valid, in bounded memory, however the clock moves.
 
@@ -136,56 +126,28 @@ class ReplayGuard:
 
     def __init__(self, *, since_ms: int) -> None:
         self._since_ms = since_ms
-        self._seen: set[tuple[NodeId, int]] = set()
-        self._buckets: dict[int, ExpiryBucket] = {}
-        self._held: Counter[NodeId] = Counter()
-        self._floor = 0
-        self._floor_max = 0
-        self._forgotten_ms = -1
-        """Latest issue of a forgotten envelope. One that came later cannot be among them."""
+        self._seen: SeenMessages[tuple[NodeId, int]] = SeenMessages()
 
     def admit(self, payload: Payload, now_ms: int) -> None:
         """Remember this payload, or refuse it. Call after the signature was checked."""
         check_time(payload, now_ms)
-        self._drop_expired(now_ms)
-        if payload.issued_at_ms < self._since_ms:
+        self._seen.drop_expired(now_ms)
+        issued_at_ms, expires_at_ms = payload.issued_at_ms, payload.expires_at_ms
+        if issued_at_ms < self._since_ms:
             raise RemoteError("Payload.issued_at_ms", "is before this server started; seal and send again")
-        number = payload.expires_at_ms // BUCKET_MS
-        if number < self._floor_max and payload.issued_at_ms <= self._forgotten_ms:
+        if self._seen.may_be_forgotten(issued_at_ms=issued_at_ms, expires_at_ms=expires_at_ms):
             raise RemoteError("Payload.issued_at_ms", "is before this server's clock was set back; seal and send again")
         name = (payload.sender, payload.sequence)
         if name in self._seen:
             raise RemoteError("Payload.sequence", f"{payload.sequence} was used before by {payload.sender}")
-        if self._held[payload.sender] >= REPLAY_SENDER_ENTRIES_MAX:
+        if self._seen.count_of_sender(payload.sender) >= REPLAY_SENDER_ENTRIES_MAX:
             raise RemoteError("Payload.sender", f"has {REPLAY_SENDER_ENTRIES_MAX} envelopes that still live; slow down")
         if len(self._seen) >= REPLAY_ENTRIES_MAX:
             raise RemoteError("Payload.sender", "comes while too many envelopes still live; try again later")
-        self._seen.add(name)
-        self._held[payload.sender] += 1
-        bucket = self._buckets.get(number)
-        if bucket is None:
-            bucket = self._buckets[number] = ExpiryBucket()
-        bucket.names.append(name)
-        bucket.issued_ms = max(bucket.issued_ms, payload.issued_at_ms)
+        self._seen.add(name, payload.sender, issued_at_ms=issued_at_ms, expires_at_ms=expires_at_ms)
 
     def __len__(self) -> int:
         return len(self._seen)
-
-    def _drop_expired(self, now_ms: int) -> None:
-        """Drop the buckets in which every envelope has expired."""
-        floor = now_ms // BUCKET_MS
-        if floor == self._floor:
-            return
-        self._floor = floor
-        self._floor_max = max(self._floor_max, floor)
-        for number in [number for number in self._buckets if number < floor]:
-            bucket = self._buckets.pop(number)
-            self._forgotten_ms = max(self._forgotten_ms, bucket.issued_ms)
-            for name in bucket.names:
-                self._seen.discard(name)
-                self._held[name[0]] -= 1
-                if not self._held[name[0]]:
-                    del self._held[name[0]]
 
 
 def _signed_digest(payload: bytes) -> Digest:

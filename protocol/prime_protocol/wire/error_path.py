@@ -1,6 +1,6 @@
-"""Where in a frame something stands: the path by which a refusal names the value (`.shards[3].digest`).
+"""Where in a frame a value is: the path by which a refusal names it (`.shards[3].digest`).
 
-Only refused frames come here. It may be slow, but never by more than the frame is long.
+Only refused frames come here, so it may be slow; its time is proportional to the length of the frame.
 """
 
 from typing import Any

@@ -1,15 +1,10 @@
-"""The names of things: distinct types, one way to parse each, one way to print it.
+"""Ids as distinct types, each with one way to parse and one way to print it; and digests over several fields.
 
-Nothing here hashes or signs; see signing.py for how a NodeId comes from a key.
-
-How the parts of a statement become one digest, so that no two statements share their bytes.
-
-Every hash of several fields outside the Merkle tree is made here. Signatures are in signing.py.
-
-A name that people can say, made from an address: quiet-amber-otter. Pure, and the same everywhere.
-
-It is a help for the eye, not an identity: among a thousand nodes two share one with odds of about two in five, and
-anybody can look for a key whose name is like another's. What counts is the address.
+`digest_fields` makes every hash of several fields outside the Merkle tree: a domain and a length before each field, so
+that no two statements have the same bytes. `friendly_name` makes a pronounceable name from an address, such as
+quiet-amber-otter. It helps people to read; it is not an identity: among a thousand nodes two share a name with a
+probability of about 40 %, and anyone can search for a key whose name resembles another. Signatures, and how a NodeId
+comes from a key, are in signing.py.
 """
 
 import re

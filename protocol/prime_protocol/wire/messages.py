@@ -1,6 +1,6 @@
-"""What nodes, trainer and coordinator say to each other beside log entries: requests, and the replies to them.
+"""Requests and replies between nodes, trainer and coordinator, except log entries.
 
-A log entry travels as itself: its envelope is sent to the endpoint of its kind and lands in the log as it came.
+A log entry is sent as itself: its envelope goes to the endpoint of its kind and enters the log unchanged.
 """
 
 from dataclasses import dataclass
@@ -8,10 +8,15 @@ from enum import StrEnum
 from typing import Annotated, Any
 
 from prime_protocol.constants import (
+    ACCEPTED_LISTED_MAX,
     AUDITS_LISTED_MAX,
+    COSIGNATURE_TIME_S_MAX,
+    ED25519_SIGNATURE_BYTES,
+    EVIDENCE_BETS,
     LEASES_OPEN_MAX,
     NOTE_BYTES_MAX,
     READERS_MAX,
+    UPDATES_LISTED_MAX,
     UPLOAD_URL_CHARS_MAX,
 )
 from prime_protocol.errors import RemoteError
@@ -20,25 +25,31 @@ from prime_protocol.ledger.entries import (
     CheckpointPublished,
     Delegated,
     DelegationRevoked,
+    FindingFiled,
     Inspected,
     LeaseEnded,
     LeaseGranted,
     NodeRegistered,
     PoolReturned,
     Released,
+    RulingGiven,
     RunFunded,
+    RunStatus,
     Staked,
     StepMeasured,
     Submitted,
     Unbonded,
+    VerdictCommitted,
     VerdictGiven,
     Withdrawn,
 )
 from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.proofs.read_proofs import ReadCoverage
 from prime_protocol.wire.codec import Range, Size
 from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.ids import Digest, NodeId, Step
 from prime_protocol.wire.rpc import Endpoint
+from prime_protocol.wire.typed_data import SubmissionReceipt
 
 
 class NodeActivity(StrEnum):
@@ -59,6 +70,15 @@ class NodeCommand(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Cosigned:
+    """Validator: my cosignature of the tree head that I was asked to witness."""
+
+    head_size: Uint
+    time_s: Annotated[int, Range(0, COSIGNATURE_TIME_S_MAX)]
+    signature: Annotated[bytes, Size(ED25519_SIGNATURE_BYTES, ED25519_SIGNATURE_BYTES)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heartbeat:
     """Node: I am here, and this is what I do."""
 
@@ -67,6 +87,10 @@ class Heartbeat:
     """Newest checkpoint it holds; -1 for none."""
     head_size: Uint
     """Size of the newest tree head it has seen; the reply carries a newer one if there is one."""
+    cosigned: Cosigned | None = None
+    """The head that the last reply asked it to witness."""
+    updates_seen: Uint = 0
+    """`number` of the last update that the node has on its disk. The coordinator forgets updates up to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,41 +121,105 @@ class AuditTask:
     first_slot: Uint
     slots: Uint
     deadline_ms: Uint
-    readers: Annotated[tuple[NodeId, ...], Size(0, READERS_MAX)] = ()
+    readers: Annotated[tuple[ReadCoverage, ...], Size(0, READERS_MAX)] = ()
     """An inspection: compute the read proofs of these validators. Empty: an audit."""
+    is_ruling: bool = False
+    """Of an inspector: validators could not decide; the answer is a ruling, not a verdict."""
+    sums: Annotated[tuple[Uint, ...], Size(0, EVIDENCE_BETS)] = ()
+    """What the author's files in this run came to so far, as the log has it; empty for none."""
+    commit: bool = False
+    """Others judge the file in the same round: commit to the verdict first, and give it when a reply says so."""
+
+    def __post_init__(self) -> None:
+        if len(self.sums) not in (0, EVIDENCE_BETS):
+            raise RemoteError("sums", f"has {len(self.sums)} numbers, allowed is 0 or {EVIDENCE_BETS}")
+
+
+class SubmissionStage(StrEnum):
+    """How far a submission has come."""
+
+    RECEIVED = "received"
+    CHECKED = "checked"
+    """A validator has given a verdict."""
+    ACCEPTED = "accepted"
+    CREDITED = "credited"
+    PAID = "paid"
+    INVALID = "invalid"
+    FRAUDULENT = "fraudulent"
+    """Found dishonest; the slash has not ended."""
+    SLASHED = "slashed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionUpdate:
+    """A submission of this node reached another stage."""
+
+    number: Uint
+    """Increases with each update, also over restarts of the coordinator."""
+    submission: Digest
+    stage: SubmissionStage
+    reason: Annotated[str, Size(0, 400)]
+    """Why it was rejected; empty if it was not, or if the coordinator has restarted since the verdict."""
+    appeal_until_ms: Uint
+    """When the time to appeal ends; 0 where there is no slash that can be appealed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AccountStatus:
+    """What the ledger says about a node, and whether the node gets work in the run."""
+
+    eligibility: Annotated[str, Size(0, 40)]
+    is_eligible: bool
+    remedy: Annotated[str, Size(0, 400)]
+    """What would change the eligibility."""
+    stake_nano: Uint
+    stake_min_nano: Uint
+    """The stake that the run requires."""
+    balance_nano: Uint
+    """The owner's balance; the node is its own owner unless another one has delegated to it."""
+    earned_nano: Uint
+    fraudulent: Uint
+    """Submissions that were found dishonest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatReply:
-    """Everything a node needs until its next beat."""
+    """Everything a node needs until its next heartbeat."""
 
     now_ms: Uint
     next_heartbeat_ms: Uint
     head: Annotated[bytes, Size(0, NOTE_BYTES_MAX)]
     """The newest signed tree head, empty where the node has it."""
+    witness: Annotated[bytes, Size(0, NOTE_BYTES_MAX)] = b""
+    """A signed tree head that this validator is asked to cosign before its round is out; empty: none."""
     weights: CheckpointRef | None
     lag_max: Uint
     leases: Annotated[tuple[LeaseGranted, ...], Size(0, LEASES_OPEN_MAX)]
-    """The node's own leases that are still open, so that a restarted one can go on."""
+    """The node's own open leases, so that a restarted node can continue."""
     audits: Annotated[tuple[AuditTask, ...], Size(0, AUDITS_LISTED_MAX)]
+    reveals: Annotated[tuple[Digest, ...], Size(0, AUDITS_LISTED_MAX)] = ()
+    """Submissions whose committed verdict this node may give now."""
     command: NodeCommand
     version_min: Uint
     upgrade_by_ms: Uint
     """When `version_min` rises above what this node speaks; 0 where nothing is planned."""
+    account: AccountStatus
+    updates: Annotated[tuple[SubmissionUpdate, ...], Size(0, UPDATES_LISTED_MAX)]
+    """About the node's own submissions, after the heartbeat's `updates_seen`, oldest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepRequest:
-    """Node or trainer: what holds for the work of this step?"""
+    """Node or trainer: which terms and checkpoint hold for this step?"""
 
     step: Step
     root: Digest | None
-    """The checkpoint to tell of; None: the step's own."""
+    """Root of the checkpoint to describe; None: the step's own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReply:
-    """What everybody who works on a step, or judges its work, goes by. The log says the same."""
+    """What holds for all work on a step and for its audits. The log says the same."""
 
     terms: RunTerms
     """In force for the step, as far as is known: they are settled with its first lease."""
@@ -139,6 +227,41 @@ class StepReply:
     """Of the step; None until a head was noted after its checkpoint."""
     weights: CheckpointRef
     """The checkpoint that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRequest:
+    """Trainer: how does the run stand, and what was accepted after this?"""
+
+    after: Uint
+    """`number` of the last accepted submission that the sender knows; 0: from the beginning."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedSubmission:
+    """A submission that is accepted and credited, and that no checkpoint was trained on yet."""
+
+    number: Uint
+    """Increases with each acceptance, also over restarts of the coordinator."""
+    receipt: SubmissionReceipt
+    """Its id is the submission's name."""
+    first_slot: Uint
+    slots: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunReply:
+    """The run as the coordinator's ledger has it."""
+
+    status: RunStatus
+    terms: RunTerms
+    """In force for the next step that is leased."""
+    latest_step: Annotated[int, Range(-1, 2**63 - 1)]
+    """Newest published step; -1 before the first."""
+    is_exhausted: bool
+    """Every slot of the newest step is credited, so the step yields no more work."""
+    accepted: Annotated[tuple[AcceptedSubmission, ...], Size(0, ACCEPTED_LISTED_MAX)]
+    """After the request's `after`, oldest first; a full list may have a continuation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,19 +285,21 @@ class LeaseReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EntryReply:
-    """The entry stands in the log, on disk, at this place."""
+    """The entry is in the log, on disk, at this index."""
 
     index: Uint
     at_ms: Uint
+    can_reveal: bool = False
+    """After a commitment: it was the last of its round, so the verdict may follow at once."""
 
 
 class UploadPurpose(StrEnum):
-    """What a file is for, and so who may send it."""
+    """The purpose of a file, which decides who may send it."""
 
     ROLLOUTS = "rollouts"
     """The answer to a lease, by its holder."""
     EVIDENCE = "evidence"
-    """What a verdict rests on, by a validator that was drawn."""
+    """The evidence of a verdict, by a validator that was drawn."""
     MANIFEST = "manifest"
     """The signed manifest of a checkpoint, by the run's trainer."""
 
@@ -200,7 +325,7 @@ class UploadRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadReply:
-    """Where to send the file, unless it is there already."""
+    """Where to send the file, if the coordinator does not have it yet."""
 
     stored: bool
     """The coordinator has it. A bucket's copy is compared with its digest only when an entry names it."""
@@ -211,24 +336,28 @@ class UploadReply:
 HEARTBEAT = Endpoint("heartbeat", Heartbeat, HeartbeatReply, is_idempotent=True)
 LEASE = Endpoint("lease", LeaseRequest, LeaseReply)
 STEP = Endpoint("step", StepRequest, StepReply, is_idempotent=True)
+RUN = Endpoint("run", RunRequest, RunReply, is_idempotent=True)
 UPLOAD = Endpoint("upload", UploadRequest, UploadReply, is_idempotent=True)
-"""Asks for a place. The same message, in a header, goes with the file when the coordinator is the place."""
+"""Asks where to upload. If the answer is the coordinator itself, the same message goes with the file, in a header."""
 
 AUTHORED_ENTRIES: tuple[type[Any], ...] = (
     Appealed,
     CheckpointPublished,
     Delegated,
     DelegationRevoked,
+    FindingFiled,
     Inspected,
     LeaseEnded,
     NodeRegistered,
     PoolReturned,
     Released,
+    RulingGiven,
     RunFunded,
     Staked,
     StepMeasured,
     Submitted,
     Unbonded,
+    VerdictCommitted,
     VerdictGiven,
     Withdrawn,
 )
@@ -236,10 +365,13 @@ AUTHORED_ENTRIES: tuple[type[Any], ...] = (
 
 IDEMPOTENT_ENTRIES: tuple[type[Any], ...] = (
     CheckpointPublished,
+    Delegated,
     Inspected,
     NodeRegistered,
+    RulingGiven,
     StepMeasured,
     Submitted,
+    VerdictCommitted,
     VerdictGiven,
 )
 """Entries that may be sent again when no answer came: the same body by the same sender gets the same `Logged`."""

@@ -1,8 +1,8 @@
 """A request and its reply: how they are bound to each other, and what a refusal says.
 
 A request is an envelope of the endpoint's kind. Its reply is an envelope of kind `<kind>.reply` or `<kind>.refusal`,
-whose body names the digest of the request's frame: so a reply answers one request, and a node can show what it was
-told. How they travel is prime_runtime's work.
+whose body names the digest of the request's frame. So a reply answers one request, and a node can prove what it was
+told. Transport is in prime_runtime.http.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ REFUSAL_SUFFIX = ".refusal"
 
 
 class RefusalCode(StrEnum):
-    """Why a request was not done. Each stands for one HTTP status; see docs/protocol/http.md."""
+    """Why a request was refused. Each reason has one HTTP status; see docs/protocol/http.md."""
 
     MALFORMED = "malformed"
     UNAUTHENTIC = "unauthentic"
@@ -44,14 +44,14 @@ class RefusalCode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """Why a request was not done, for the one who sent it."""
+    """Why a request was refused, for its sender."""
 
     code: RefusalCode
     field: Annotated[str, Size(0, PROBLEM_CHARS_MAX)]
     """Path of the offending value, empty where there is none."""
     problem: Annotated[str, Size(1, PROBLEM_CHARS_MAX)]
     retry_after_ms: Uint
-    """When to try again; 0 where nothing is known."""
+    """When to try again; 0 if unknown."""
     now_ms: Uint
     """The server's clock, so that the sender can see how far its own is off."""
 
@@ -74,7 +74,7 @@ class Endpoint(Generic[Q, R]):
     request: type[Q]
     reply: type[R]
     is_idempotent: bool = False
-    """Doing it twice is as good as once, so a client may repeat it when it cannot know whether it was done."""
+    """Idempotent: a client may repeat it if it does not know whether it was executed."""
 
     def __post_init__(self) -> None:
         assert len(self.kind) + len(REFUSAL_SUFFIX) <= KIND_CHARS_MAX, f"the kind {self.kind} is too long"

@@ -1,13 +1,11 @@
-"""The two operations on secp256k1 that a busy server does thousands of times a second, straight from the C library.
+"""Wallet keys and recoverable signatures. One secp256k1 key is a node's address, its signature and its libp2p identity.
 
-coincurve's own classes make half a dozen objects for each signature, a tenth of its cost; everything rarer goes through
-them. Each call has memory of its own: cffi lets other threads run meanwhile. Which bytes are a signature is decided in
-signing.py.
+Signatures are 65 bytes, r || s || v with v 27 or 28 and s in the lower half: the form that an Ethereum contract
+recovers, and the only accepted form of each. What is signed is decided in envelope.py and typed_data.py.
 
-Wallet keys: who signed which digest. One secp256k1 key is a node's address, its signature and its libp2p identity.
-
-Signatures are 65 bytes, r || s || v with v 27 or 28 and s in the lower half: what an Ethereum contract recovers, and
-one accepted form for each. What is signed is decided elsewhere: envelope.py, typed_data.py.
+A busy server signs and recovers thousands of times a second, so these two operations call the C library directly:
+coincurve's own classes create half a dozen objects for each signature, a tenth of its cost. Everything else uses them.
+Each call has its own memory, because cffi lets other threads run meanwhile.
 """
 
 from dataclasses import dataclass, field
@@ -42,7 +40,7 @@ def sign_recoverable(secret: bytes, digest: bytes) -> tuple[bytes, int]:
 
 
 def recover_public_key(compact: bytes, number: int, digest: bytes) -> bytes | None:
-    """The 64 bytes of the public key that signed; None where no key did."""
+    """The 64 bytes of the public key that signed; None if the signature is not one of any key."""
     assert len(compact) == 64
     assert len(digest) == 32
     signature, key = ffi.new(RECOVERABLE_SIGNATURE_TYPE), ffi.new(PUBLIC_KEY_TYPE)
@@ -127,7 +125,7 @@ def compute_peer_id(compressed_key: bytes) -> str:
 
 
 def compute_peer_address(peer: str) -> NodeId:
-    """The address behind a libp2p peer id: the key itself stands in the id, so no registry is needed."""
+    """The address of a libp2p peer id. The id contains the public key, so no registry is needed."""
     number = 0
     if not 50 <= len(peer) <= 56:
         raise RemoteError("peer_id", f"has {len(peer)} characters, expected about 53")

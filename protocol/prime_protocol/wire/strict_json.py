@@ -1,14 +1,12 @@
-"""Hostile JSON, read strictly: UTF-8, no name twice, finite numbers, whole characters, and not deep.
+"""Untrusted JSON, read strictly: UTF-8, no repeated names, finite numbers, whole characters, bounded depth.
 
-The depth is counted before the parser runs. Python's own parser recurses in C and trusts the recursion limit, which
-libraries raise; past the end of the stack it takes the process with it.
+The depth is counted before the parser runs. Python's own parser recurses in C and relies on the recursion limit, which
+libraries raise; beyond the end of the stack the process crashes.
 """
 
 import json
 import re
 from typing import NoReturn
-
-import numpy as np
 
 from prime_protocol.constants import JSON_DEPTH_MAX
 from prime_protocol.errors import RemoteError
@@ -16,7 +14,6 @@ from prime_protocol.errors import RemoteError
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
-OPENING, CLOSING = np.frombuffer(b"[{", np.uint8), np.frombuffer(b"]}", np.uint8)
 
 
 def parse_json(field: str, data: bytes) -> Json:
@@ -26,7 +23,7 @@ def parse_json(field: str, data: bytes) -> Json:
         raise RemoteError(field, f"holds {text}, which is not a JSON number")
 
     def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-        # Two readers of a repeated name may take different values, so there is none.
+        # Two parsers may choose different values for a repeated name, so repeated names are refused.
         names = dict(pairs)
         if len(names) != len(pairs):
             raise RemoteError(field, "has a name twice")
@@ -45,6 +42,10 @@ def parse_json(field: str, data: bytes) -> Json:
 
 def compute_depth(data: bytes) -> int:
     """How deep the brackets outside of strings nest, whether or not the text is JSON."""
+    import numpy as np  # here, because settings reach this module and `--help` must not wait for numpy
+
     marks = np.frombuffer(STRING.sub(b"", data), np.uint8)
-    steps = np.isin(marks, OPENING).astype(np.int64) - np.isin(marks, CLOSING)
+    steps = np.isin(marks, np.frombuffer(b"[{", np.uint8)).astype(np.int64) - np.isin(
+        marks, np.frombuffer(b"]}", np.uint8)
+    )
     return int(np.cumsum(steps).max(initial=0))

@@ -1,11 +1,9 @@
-"""EIP-712: typed documents that a wallet shows to its owner and a contract can check.
+"""EIP-712 typed data, and the documents that contracts verify: delegation, submission, verdict and consent.
 
-A document is a frozen dataclass of flat fields; its Solidity struct has the same name and its fields in camel case, in
-the order they stand. Envelopes do not use this: they are read by programs only (envelope.py).
-
-The documents a contract may be shown: an owner's delegation, a worker's submission, a validator's verdict.
-
-Each is signed as EIP-712 typed data by the key it binds. The ledger carries the same facts with the signature.
+A document is a frozen dataclass of flat fields. Its Solidity struct has the same name, and the same fields in camel
+case in the same order. The key that a document binds signs it, and the ledger carries the same facts with the
+signature. A wallet can show a document to its owner. Envelopes do not use typed data, because only programs read them
+(envelope.py).
 """
 
 from collections.abc import Mapping
@@ -28,7 +26,7 @@ DOMAIN_TYPE = b"EIP712Domain(string name,string version,uint256 chainId,address 
 
 @dataclass(frozen=True, slots=True)
 class Domain:
-    """Where a document counts: one contract on one chain. Embedded settlement uses chain 0 and address 0."""
+    """Where a document is valid: one contract on one chain. Embedded settlement uses chain 0 and address 0."""
 
     chain_id: int
     contract: NodeId
@@ -142,7 +140,7 @@ class Delegation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionReceipt:
-    """Worker: these bytes are my whole answer to this lease. What a slash for cheating rests on."""
+    """Worker: these bytes are my whole answer to this lease. A slash for cheating is based on this document."""
 
     network: NetworkId
     run: RunId
@@ -182,7 +180,7 @@ class Consent:
 
 
 def parse_receipt(facts: Mapping[str, Any]) -> SubmissionReceipt:
-    """A receipt from the public JSON of its log entry; KeyError, ValueError or RemoteError where it is none.
+    """A receipt from the public JSON of its log entry; KeyError, ValueError or RemoteError if it is malformed.
 
     Its name is the digest of its fields, so a receipt that was changed on the way has another name.
     """
@@ -203,7 +201,7 @@ def parse_receipt(facts: Mapping[str, Any]) -> SubmissionReceipt:
 
 
 def compute_receipt_id(receipt: SubmissionReceipt | VerdictReceipt | Delegation) -> Digest:
-    """The name of what the receipt stands for, the same on every chain and in every domain."""
+    """The id of a submission: the digest of its receipt, the same on every chain and in every domain."""
     return compute_struct_hash(receipt)
 
 

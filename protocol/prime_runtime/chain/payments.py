@@ -19,7 +19,7 @@ from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import Clock
 from prime_runtime.files import write_atomic
 from prime_runtime.formatting import format_amount
-from prime_runtime.http.coordinator_api import JsonClient
+from prime_runtime.http.coordinator_api import JsonClient, NotReady
 
 APPROVAL_TRIES = 3
 """An approval belongs to the account: two concurrent commands may use up each other's."""
@@ -169,8 +169,11 @@ class Payer:
 async def wait_until_logged(client: JsonClient, reference: Digest, clock: Clock) -> int:
     """Wait for the log entry of a payment and return its index."""
     for _ in range(LOGGED_S_MAX * 1000 // LOGGED_POLL_MS):
-        rows = (await client.get("/log/entries", subject=str(reference), kind="Deposited"))["rows"]
+        try:
+            rows = (await client.get("/log", about=str(reference), kind="Deposited"))["entries"]["rows"]
+        except NotReady:
+            rows = []
         if rows:
-            return int(rows[0]["index"])
+            return int(rows[0]["idx"])
         await clock.sleep_ms(LOGGED_POLL_MS)
     raise ChainUnavailable("the log does not have the payment yet; it is not lost: repeat the command later")

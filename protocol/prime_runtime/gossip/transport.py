@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from prime_protocol.constants import RELAY_WAIT_MS_MAX
 from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.gossip.accusation import Accusation
 from prime_protocol.gossip.guard import GossipAccepted, GossipGuard
 from prime_protocol.gossip.messages import (
     MESSAGE_KINDS,
@@ -73,7 +74,7 @@ class GossipPublisher:
         """The last error of each transport, by index; working transports have none."""
 
     async def publish(
-        self, run: RunId, message: CheckpointAnnounced | ServingRecord | HeadSeen, *, known_nodes: int = 0
+        self, run: RunId, message: CheckpointAnnounced | ServingRecord | HeadSeen | Accusation, *, known_nodes: int = 0
     ) -> ReceivedGossip | None:
         """The published message; None if it came too soon after others, or this key may not send it."""
         now_ms = self._clock.now_ms()

@@ -4,8 +4,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from yarl import URL
-
 from prime_protocol.constants import ENVELOPE_LIFE_MS_MAX, FRAME_BYTES_MAX
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import NodeId
@@ -23,6 +21,8 @@ class ServerAddress:
     node: NodeId
 
     def __post_init__(self) -> None:
+        from yarl import URL
+
         try:
             parsed = URL(self.url)
         except ValueError:

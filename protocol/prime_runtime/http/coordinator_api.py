@@ -36,10 +36,17 @@ ANSWER_BYTES_MAX = 2**20
 TEXT_CHARS_MAX = 2_000
 DEADLINE_MS = 10_000
 CONNECT_MS = 5_000
+INDEX_WAIT_S = 10.0
+INDEX_POLL_S = 0.2
+"""How long to wait for the index of the pages, which follows the signed heads by a second or two."""
 
 
 class NotFound(LocalError):
     """The coordinator has no such resource."""
+
+
+class NotReady(Unreachable):
+    """The coordinator is there and has no answer yet: its index is being built, or it is busy."""
 
 
 class JsonClient:
@@ -54,7 +61,10 @@ class JsonClient:
         """The answer; NotFound, Unreachable, or LocalError if the server is no coordinator."""
         try:
             async with self._session.get(
-                URL(self._url + API_ROOT + path).with_query(query), allow_redirects=False, ssl=self._tls
+                URL(self._url + API_ROOT + path).with_query(query),
+                headers={"Accept-Encoding": "identity"},
+                allow_redirects=False,
+                ssl=self._tls,
             ) as response:
                 status, kind = response.status, response.content_type
                 if kind != "application/json":
@@ -72,7 +82,17 @@ class JsonClient:
                 problem = text
         if status == 404:
             raise NotFound(problem)
-        raise Unreachable(f"{self._url} cannot answer now: {problem}")
+        if status == 400:
+            raise LocalError(f"{self._url} refuses the request: {problem}")
+        raise NotReady(f"{self._url} cannot answer now: {problem}")
+
+    async def wait_for_index(self) -> None:
+        """Wait until the pages show everything that is in the log now, for a limited time."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + INDEX_WAIT_S
+        size = (await self.get("/status"))["entries"]
+        while (await self.get("/about"))["size"] < size and loop.time() < give_up_s:
+            await asyncio.sleep(INDEX_POLL_S)
 
 
 def sanitize_json(value: Json) -> Json:

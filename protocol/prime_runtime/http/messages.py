@@ -43,9 +43,8 @@ class RefusalError(RemoteError):
     """Raise this in or before a handler to answer with a refusal."""
 
     def __init__(self, code: RefusalCode, field: str, problem: str, *, retry_after_ms: int = 0) -> None:
-        super().__init__(field, problem)
+        super().__init__(field, problem, retry_after_ms=retry_after_ms)
         self.code = code
-        self.retry_after_ms = retry_after_ms
 
 
 def explain_error(error: Exception, kind: str, handle_ms: int) -> RefusalError:
@@ -54,7 +53,8 @@ def explain_error(error: Exception, kind: str, handle_ms: int) -> RefusalError:
         case RefusalError():
             return error
         case RemoteError():
-            return RefusalError(RefusalCode.MALFORMED, error.field, error.problem)
+            code = RefusalCode.RATE_LIMITED if error.retry_after_ms else RefusalCode.MALFORMED
+            return RefusalError(code, error.field, error.problem, retry_after_ms=error.retry_after_ms)
         case TimeoutError():
             return RefusalError(RefusalCode.TIMED_OUT, "", f"not finished within {handle_ms} ms")
     incident = secrets.token_hex(6)

@@ -237,7 +237,7 @@ SANDBOX_JOBS_DEFAULT = 2
 
 
 class Guarantee(StrEnum):
-    """What the sandbox protects, by whichever layer."""
+    """Kinds of protection. Several layers may give the same one."""
 
     FILES = "files"
     NETWORK = "network"

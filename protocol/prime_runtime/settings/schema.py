@@ -1,17 +1,36 @@
 """Which settings a config class has: key, flag, variable, help, bounds and default of each.
 
 A config is a frozen dataclass made with `@settings_class`. A field that is itself one is a section (a TOML table). The
-text literal below a field is its help. pydantic reads types, bounds and help; it is imported only when a config is
-loaded or its flags are listed, because importing it takes longer than everything else that `--help` does.
+text literal below a field is its help. pydantic checks the values. It is imported only when a config is loaded, because
+importing it and building its validators takes longer than everything else that `--help` does; the settings are listed
+from the type hints alone.
 """
 
+import ast
+import inspect
+import sys
 from dataclasses import MISSING, dataclass, fields, is_dataclass
+from enum import Enum
 from functools import cache
-from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform, get_type_hints
+from itertools import pairwise
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from annotated_types import Interval
 
 from prime_protocol.errors import LocalError
+from prime_runtime.redaction import Secret
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -19,6 +38,14 @@ if TYPE_CHECKING:
 C = TypeVar("C")
 PREFIX = "PRIME_"
 TYPE_NAMES = {"boolean": "true or false", "integer": "whole number", "number": "number", "string": "text"}
+JSON_TYPES: dict[type, dict[str, Any]] = {
+    bool: {"type": "boolean"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    Path: {"type": "string", "format": "path"},
+    Secret: {"type": "string", "format": "password"},
+}
 FORMAT_NAMES = {"path": "path", "password": "secret"}
 UNIT_EXAMPLES = {"ms": "milliseconds, or 30s, 5min, 2h", "bytes": "bytes, or 40GB, 512MiB", "mb": "MiB, or 8GiB"}
 
@@ -36,7 +63,7 @@ def Between(low: float, high: float) -> Interval:
 def settings_class(cls: type[C]) -> type[C]:
     """A frozen dataclass whose attribute docstrings are the help of its settings."""
     made = dataclass(frozen=True, kw_only=True)(cls)
-    made.__pydantic_config__ = {"use_attribute_docstrings": True, "allow_inf_nan": False}  # type: ignore[attr-defined]
+    made.__pydantic_config__ = {"allow_inf_nan": False}  # type: ignore[attr-defined]
     return made
 
 
@@ -129,45 +156,62 @@ def list_settings(config: type) -> tuple[Setting, ...]:
 
 @cache
 def _list_settings(config: Any) -> tuple[Setting, ...]:
-    document = get_adapter(config).json_schema(mode="validation")
-    settings = tuple(_walk(config, document, document.get("$defs", {}), ()))
+    settings = tuple(_walk(config, ()))
     variables = [setting.variable for setting in settings]
     assert len(set(variables)) == len(variables), f"two settings of {config.__name__} share an environment variable"
     return settings
 
 
-def _walk(config: type, schema: dict[str, Any], named: dict[str, Any], above: tuple[str, ...]) -> list[Setting]:
-    hints, found = get_type_hints(config), list[Setting]()
+def _walk(config: type, above: tuple[str, ...]) -> list[Setting]:
+    hints, texts, found = get_type_hints(config, include_extras=True), _read_help(config), list[Setting]()
     for field in fields(config):
-        path, inner = (*above, field.name), schema["properties"][field.name]
-        if is_dataclass(hints[field.name]):
-            found += _walk(hints[field.name], _follow(inner, named), named, path)
+        path, hint = (*above, field.name), hints[field.name]
+        if isinstance(hint, type) and is_dataclass(hint):
+            found += _walk(hint, path)
             continue
-        options = [each for each in inner.get("anyOf", [inner]) if each.get("type") != "null"]
-        assert len(options) == 1, f"{'.'.join(path)}: a setting has one type, or that type and None"
-        value = _follow(options[0], named)
-        if "items" in value:
-            value = {**value, "items": _follow(value["items"], named)}
+        options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+        types = [each for each in options if each is not NoneType]
+        assert len(types) == 1, f"{'.'.join(path)}: a setting has one type, or that type and None"
         default = field.default if field.default_factory is MISSING else field.default_factory()
-        text = " ".join((inner.get("description") or _get_inherited_help(config, field.name)).split())
-        found.append(Setting(path=path, schema=value, is_optional="anyOf" in inner, default=default, help=text))
+        is_optional, text = len(options) > 1, " ".join(texts.get(field.name, "").split())
+        found.append(
+            Setting(path=path, schema=_describe_type(types[0]), is_optional=is_optional, default=default, help=text)
+        )
     return found
 
 
-def _get_inherited_help(config: type, name: str) -> str:
-    """pydantic reads the docstrings of a class's own fields only."""
-    for base in config.__mro__[1:]:
-        if is_dataclass(base):
-            found = get_adapter(base).json_schema()["properties"].get(name, {})
-            if found.get("description"):
-                return str(found["description"])
-    return ""
+def _describe_type(hint: Any) -> dict[str, Any]:
+    """JSON schema of a type that a setting may have."""
+    if get_origin(hint) is Annotated:
+        inner, *notes = get_args(hint)
+        bounds = [{"minimum": note.ge, "maximum": note.le} for note in notes if isinstance(note, Interval)]
+        return _describe_type(inner) | (bounds[0] if bounds else {})
+    if get_origin(hint) is tuple:
+        return {"type": "array", "items": _describe_type(get_args(hint)[0])}
+    if issubclass(hint, Enum):
+        return {"type": "string", "enum": [each.value for each in hint]}
+    return JSON_TYPES[hint]
 
 
-def _follow(schema: dict[str, Any], named: dict[str, Any]) -> dict[str, Any]:
-    """A schema in place of the reference to it."""
-    for each in (schema, *schema.get("allOf", [])):
-        if "$ref" in each:
-            target: dict[str, Any] = named[each["$ref"].rpartition("/")[2]]
-            return target
-    return schema
+def _read_help(config: type) -> dict[str, str]:
+    """The text literal below each field of a config class, its inherited fields included."""
+    texts: dict[str, str] = {}
+    for base in reversed(config.__mro__):
+        tree = _parse_module(base.__module__) if is_dataclass(base) else None
+        for statement in tree.body if tree else ():
+            if not isinstance(statement, ast.ClassDef) or statement.name != base.__name__:
+                continue
+            for field, below in pairwise(statement.body):
+                match field, below:
+                    case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                        texts[name] = text
+    return texts
+
+
+@cache
+def _parse_module(name: str) -> ast.Module | None:
+    """None for a module without source, such as one that was typed in."""
+    try:
+        return ast.parse(inspect.getsource(sys.modules[name]))
+    except (KeyError, OSError, TypeError):
+        return None

@@ -31,6 +31,7 @@ from prime_protocol.wire.envelope import Payload, open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step, hash_bytes
 from prime_runtime.files import write_atomic
 from prime_runtime.shardcast.checkpoint_files import write_file_digests
+from prime_runtime.shardcast.config import VERSIONS_KEPT
 from prime_runtime.shardcast.shard_set import ShardSet
 
 log = logging.getLogger(__name__)
@@ -248,10 +249,6 @@ def _make_folder(path: Path) -> None:
         os.listdir(path)
     except OSError as error:
         raise LocalError(f"cannot use the folder {path}: {error.strerror}") from None
-
-
-VERSIONS_KEPT = 5
-"""Steps kept. With the default lag no run accepts work for older ones."""
 
 
 def choose_removable(

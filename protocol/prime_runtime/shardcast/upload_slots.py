@@ -2,20 +2,15 @@
 
 Requests and the time come in, decisions come out. This is the serving side of the broadcast tree; the fetching side is
 prime_node.weights.download. All state that remote peers can grow is bounded. Limits count addresses, not node ids: ids
-are free. Also here: the section [upload] of the settings, and the URLs under which a shard server is announced.
+are free. The settings are in config.py.
 """
 
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from prime_protocol.constants import ADDRESSES_MAX
-from prime_protocol.errors import RemoteError
-from prime_protocol.wire.addresses import ServerUrl
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_runtime.rate_limits import BandwidthLimit, ConcurrencyLimit, address_group
-from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 DAY_MS = 24 * 3_600_000
 SLOTS = 6
@@ -270,53 +265,3 @@ class UploadSlots:
 def _evict_oldest(known: OrderedDict[Any, Any], size: int) -> None:
     while len(known) > size:
         known.popitem(last=False)
-
-
-@settings_class
-class UploadConfig:
-    """The section [upload]: what this node gives to nodes that fetch from it."""
-
-    slots: Annotated[int, Between(0, 1000)] = 0
-    """Concurrent uploads. Few, so that each is fast and its shard can be forwarded soon. 0 chooses: six, or by
-    bytes_per_s if that is set."""
-    address_slots: Annotated[int, Between(1, 1000)] = 2
-    """Concurrent uploads to one address."""
-    bytes_per_s: Annotated[int, Between(0, 10**12)] = 0
-    """Upload rate over all slots; 0 is unlimited."""
-    bytes_per_day: Annotated[int, Between(0, 10**15)] = 0
-    """Maximum bytes sent per UTC day; 0 is unlimited."""
-
-    def __post_init__(self) -> None:
-        if self.slots and self.address_slots > self.slots:
-            raise ConfigError("upload.address_slots is above upload.slots")
-
-    def limits(self) -> UploadLimits:
-        slots = self.slots or (choose_slots(self.bytes_per_s) if self.bytes_per_s else SLOTS)
-        return UploadLimits(
-            slots=max(slots, self.address_slots),
-            address_slots=self.address_slots,
-            bytes_per_s=self.bytes_per_s or None,
-            day_bytes=self.bytes_per_day or None,
-        )
-
-
-ANY_PORT = ":0"
-
-
-def check_urls(setting: str, urls: tuple[str, ...]) -> None:
-    """ConfigError if other nodes would refuse a URL. Port 0 stands for the bound port."""
-    if len(urls) > ADDRESSES_MAX:
-        raise ConfigError(f"{setting} names {len(urls)} URLs, allowed are {ADDRESSES_MAX}")
-    for url in urls:
-        try:
-            ServerUrl.parse(with_port(url, 1))
-        except RemoteError as error:
-            raise ConfigError(f"{setting}: {url!r} {error.problem}") from None
-
-
-def with_port(url: str, port: int) -> str:
-    return f"{url.removesuffix(ANY_PORT)}:{port}" if url.endswith(ANY_PORT) else url
-
-
-def with_ports(urls: Iterable[str], port: int) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(with_port(url, port) for url in urls))

@@ -193,7 +193,7 @@ class P2PNode:
                 pause_ms = min(RESTART_MS_MAX, 2 * pause_ms)
                 try:
                     await self._open_session()
-                except Exception as again:  # boundary: gossip may come back later; the rest of the node goes on
+                except Exception as again:  # boundary: gossip may recover later; the rest of the node continues
                     self._record_crash(again)
                     continue
                 self._restarts += 1

@@ -153,7 +153,7 @@ class PeerBook:
         return peer is not None and peer.score.is_banned(now_ms)
 
     def is_blocked(self, group: str, now_ms: int) -> bool:
-        """So many peers from this address are banned that connections from it are refused."""
+        """Whether too many peers of this address are banned, so that connections from it are refused."""
         if group in LOOPBACK:
             return False
         banned = [peer for peer in self.peers.values() if peer.score.group == group and peer.score.is_banned(now_ms)]

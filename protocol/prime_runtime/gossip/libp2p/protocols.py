@@ -158,12 +158,12 @@ class PeerExchange:
         self._askers = TokenBuckets(ASKER_RATE, keys_max=ASKERS_MAX)
         host.set_stream_handler(EXCHANGE_PROTOCOL, self._serve)
 
-    async def ask(self, peer: Any, card: bytes) -> PeersReply:
+    async def ask(self, peer: Any, record: bytes) -> PeersReply:
         """The answer of a peer. RemoteError: it broke the protocol. STREAM_FAILURES: no answer."""
         with trio.fail_after(EXCHANGE_S):
             stream = await self._host.new_stream(peer, [EXCHANGE_PROTOCOL])
             try:
-                await _write_message(stream, encode(PeersRequest(record=card)))
+                await _write_message(stream, encode(PeersRequest(record=record)))
                 return decode(PeersReply, await _read_message(stream, KNOWN_BYTES_MAX))
             finally:
                 await _close_stream(stream)
