@@ -17,9 +17,8 @@ from prime_coordinator.admin.operator_api import add_operator_routes
 from prime_coordinator.api.explorer import make_explorer
 from prime_coordinator.api.files import add_file_routes
 from prime_coordinator.api.metrics import CoordinatorMetrics, GossipMetrics
-from prime_coordinator.api.routes import add_json_routes
 from prime_coordinator.config import CoordinatorConfig
-from prime_coordinator.constants import RETRY_MS_MAX, SWEEP_MS
+from prime_coordinator.constants import RETRY_MS_MAX, SCRUB_MS, SNAPSHOT_CHECK_MS, SWEEP_MS
 from prime_coordinator.core import Core
 from prime_coordinator.gossip.service import CoordinatorGossip
 from prime_coordinator.home import (
@@ -34,18 +33,23 @@ from prime_coordinator.home import (
 from prime_coordinator.intake.checker import CheckerPool
 from prime_coordinator.intake.uploads import BadFile, SubmissionVerifier, UploadReceiver
 from prime_coordinator.log.replay import recover_ledger
+from prime_coordinator.log.snapshots import SnapshotWriter
 from prime_coordinator.log.store import LogStore, open_log_store
 from prime_coordinator.log.writer import LogWriter
+from prime_coordinator.randomness import OwnRounds, open_rounds
 from prime_coordinator.settlement.interface import Settlement, open_settlement
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.messages import RELAY_POLL, RELAY_PUBLISH
 from prime_protocol.ledger.entries import (
     Appealed,
     CheckpointPublished,
+    FindingFiled,
     Inspected,
     LeaseEnded,
     NodeRegistered,
+    RulingGiven,
     Submitted,
+    VerdictCommitted,
     VerdictGiven,
 )
 from prime_protocol.ledger.entry_index import decode_leaf, list_subjects
@@ -55,6 +59,7 @@ from prime_protocol.wire.messages import (
     ENTRY_ENDPOINTS,
     HEARTBEAT,
     LEASE,
+    RUN,
     STEP,
     UPLOAD,
     EntryReply,
@@ -62,6 +67,8 @@ from prime_protocol.wire.messages import (
     HeartbeatReply,
     LeaseReply,
     LeaseRequest,
+    RunReply,
+    RunRequest,
     StepReply,
     StepRequest,
 )
@@ -71,14 +78,23 @@ from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http.messages import RefusalError
 from prime_runtime.http.server import Caller, HttpServer
 from prime_runtime.lock import ProcessLock
-from prime_runtime.log_files import write_snapshot
 from prime_runtime.metrics import Metrics, RequestMetrics
 from prime_runtime.objects.store import ObjectStore, open_object_store
 from prime_runtime.rate_limits import network_group
 
 log = logging.getLogger(__name__)
 
-LOGGED_ONCE = (Appealed, CheckpointPublished, Inspected, LeaseEnded, Submitted, VerdictGiven)
+LOGGED_ONCE = (
+    Appealed,
+    CheckpointPublished,
+    FindingFiled,
+    Inspected,
+    LeaseEnded,
+    RulingGiven,
+    Submitted,
+    VerdictCommitted,
+    VerdictGiven,
+)
 """Entries that can be logged only once: a sender that repeats one, not knowing that it arrived, gets its position."""
 COLLECTOR_ALLOCATIONS = 20_000
 """Allocations between two runs of the garbage collector; Python's default of 700 is two heartbeats."""
@@ -86,6 +102,7 @@ REQUEST_KINDS = (
     HEARTBEAT.kind,
     LEASE.kind,
     STEP.kind,
+    RUN.kind,
     UPLOAD.kind,
     RELAY_PUBLISH.kind,
     RELAY_POLL.kind,
@@ -118,12 +135,16 @@ class CoordinatorServer:
         self._clock = clock
         self.settlement = settlement
         self._gossip = gossip
+        state, key_path = core.state, CoordinatorHome(config.folder).randomness_key
+        self._rounds = open_rounds(state.randomness, config.randomness_urls, config.randomness, key_path, clock)
         intake = config.intake
         self._checkers = CheckerPool(count=intake.checkers, check_ms=intake.check_ms, memory_mb=intake.memory_mb_max)
         self._submissions = SubmissionVerifier(self._checkers, objects, store, clock=clock, config=intake)
         self._uploads = UploadReceiver(core, objects, store, clock=clock, config=intake)
-        is_explored = config.explorer.enabled
-        self._explorer = make_explorer(self, gossip.relay, objects, clock) if is_explored else None
+        self._explorer = make_explorer(self, gossip.relay, objects, clock)
+        mirror, entries = CoordinatorHome(config.folder).mirror, config.log_writer.snapshot_entries
+        self._snapshots = SnapshotWriter(mirror, config.network_id, entries=entries)
+        self._snapshot_lock = asyncio.Lock()
         self._add_routes(objects)
 
     @classmethod
@@ -133,9 +154,7 @@ class CoordinatorServer:
         """Recover from what is on disk."""
         network, home = config.network_id, CoordinatorHome(config.folder)
         vkey = VerifierKey.of(ORIGIN_PREFIX + network, log_key)
-        ledger, tree = await recover_ledger(
-            store, home.mirror, home.snapshot, network=network, coordinator=key.node, log_key=vkey
-        )
+        ledger, tree = await recover_ledger(store, home.mirror, network=network, coordinator=key.node, log_key=vkey)
         core = Core(
             key,
             ledger,
@@ -144,13 +163,12 @@ class CoordinatorServer:
             inspect_share=config.inspect_share,
         )
 
-        def set_head(note: bytes, size: int) -> None:
-            core.head, core.head_size = note, size
-
         settings = config.log_writer
-        writer = LogWriter(store, home.mirror, log_key, network, tree, clock=clock, config=settings, on_head=set_head)
-        repaired = await writer.repair_mirror()
-        log.info("the log has %d entries; %d files of its mirror were repaired", writer.size, repaired)
+        writer = LogWriter(
+            store, home.mirror, log_key, network, tree, clock=clock, config=settings, on_head=core.set_head
+        )
+        repaired = await writer.open_mirror()
+        log.info("the log has %d entries; %d of the newest files of its mirror were repaired", writer.size, repaired)
         settlement = open_settlement(config, core.state, key, clock)
         core.audits.is_appealable = settlement.is_appealable
         metrics = Metrics("coordinator")
@@ -170,7 +188,7 @@ class CoordinatorServer:
             gossip=gossip,
             clock=clock,
         )
-        CoordinatorMetrics(metrics, core, writer, config.limits.trusted_proxies).add_routes(http.app)
+        CoordinatorMetrics(metrics, core, writer, settlement, config.limits.trusted_proxies).add_routes(http.app)
         GossipMetrics(metrics, gossip.relay, gossip.gossip_http)
         return made
 
@@ -191,16 +209,17 @@ class CoordinatorServer:
         self.http.add(HEARTBEAT, self.handle_heartbeat, is_fast=True)
         self.http.add(LEASE, self.request_lease, is_fast=True)  # every node asks at once for a new checkpoint
         self.http.add(STEP, self.get_step_facts)
+        self.http.add(RUN, self.get_run_facts)
         for endpoint in ENTRY_ENDPOINTS:
             self.http.add(endpoint, self.submit if endpoint.request is Submitted else self.append_entry)
         self.http.add(UPLOAD, self._uploads.get_target)
         handle_ms = self.config.intake.upload_ms
         self.http.add_upload("/objects/{digest}", UPLOAD, self._uploads.receive, handle_ms=handle_ms)
         add_file_routes(self.http, mirror=CoordinatorHome(self.config.folder).mirror, objects=objects, store=self.log)
+        if isinstance(self._rounds, OwnRounds):
+            self._rounds.add_routes(self.http.app)
         add_operator_routes(self.http, self)
-        add_json_routes(self.http.app, self)
-        if self._explorer is not None:
-            self._explorer.add_routes(self.http.app)
+        self._explorer.add_routes(self.http.app)
 
     def handle_heartbeat(self, caller: Caller, heartbeat: Heartbeat) -> HeartbeatReply | Awaitable[HeartbeatReply]:
         reply = self.core.handle_heartbeat(caller.sender, get_run(caller), heartbeat, self._clock.now_ms())
@@ -219,6 +238,11 @@ class CoordinatorServer:
 
     async def get_step_facts(self, caller: Caller, wanted: StepRequest) -> StepReply:
         facts = self.core.get_step_facts(get_run(caller), wanted)
+        await self.commit()
+        return facts
+
+    async def get_run_facts(self, caller: Caller, wanted: RunRequest) -> RunReply:
+        facts = self.core.get_run_facts(get_run(caller), wanted)
         await self.commit()
         return facts
 
@@ -283,8 +307,7 @@ class CoordinatorServer:
         try:
             await asyncio.wait([stop, *work], return_when=asyncio.FIRST_COMPLETED)
             self._gossip.close()
-            if self._explorer is not None:
-                self._explorer.close_streams()
+            self._explorer.close_streams()
             await self.http.stop()
             if not any(task.done() for task in work):
                 await self._finish()
@@ -292,20 +315,22 @@ class CoordinatorServer:
             await _end(stop, *work)
             await self._checkers.close()
             await self.settlement.close()
-            if self._explorer is not None:
-                self._explorer.close()
+            await self._rounds.close()
+            self._explorer.close()
         for task in work:
             if not task.cancelled() and (error := task.exception()):
                 raise error
 
     def _parts(self, port: int) -> list[Coroutine[Any, Any, None]]:
-        explorer = [self._explorer.run()] if self._explorer is not None else []
         return [
-            *explorer,
+            self._explorer.run(),
             self.writer.write_batches(),
             self.writer.sign_heads(),
             self._repeat(self.config.intervals.tick_ms, self.tick),
+            self._repeat(self.config.intervals.tick_ms, self._record_due_rounds),
             self._repeat(SWEEP_MS, self._uploads.sweep),
+            self._repeat(SNAPSHOT_CHECK_MS, self._write_due_snapshot),
+            self._scrub(),
             self._gossip.run(port),
             self.settlement.run(self),
         ]
@@ -313,18 +338,48 @@ class CoordinatorServer:
     async def _finish(self) -> None:
         """Write a snapshot, and a last head, so that the mirror is complete while the coordinator is down."""
         await self.commit()
+        if self.core.state.size > self.core.state.snapshot_size + 1:  # the newest entry may be what notes the last one
+            await self._write_snapshot()
         if self.writer.size > self.writer.head_size:
             await self.writer.sign_head()
-        if self.core.state.size == self.writer.head_size:
+
+    async def _write_due_snapshot(self) -> None:
+        if self._snapshots.is_due(self.core.state):
+            await self._write_snapshot()
+
+    async def _write_snapshot(self) -> None:
+        async with self._snapshot_lock:
             try:
-                write_snapshot(CoordinatorHome(self.config.folder).snapshot, self.core.state)
+                noted = await self._snapshots.write(self.core.state)
             except LocalError as error:
                 log.warning("no snapshot was written, so the next start takes longer: %s", error)
+                return
+            self.core.entry_writer.append_own(noted, None, self._clock.now_ms())
+            await self.commit()
+            self._snapshots.publish(noted)
+
+    async def _scrub(self) -> None:
+        """Compare the log on disk with what was signed, at the start and then daily."""
+        while True:
+            repaired = await self.writer.scrub()
+            log.log(logging.WARNING if repaired else logging.DEBUG, "%d files of the mirror were repaired", repaired)
+            await self._clock.sleep_ms(SCRUB_MS)
 
     async def _repeat(self, every_ms: int, work: Callable[[], Awaitable[Any]]) -> None:
         while True:
             await self._clock.sleep_ms(every_ms)
             await work()
+
+    async def _record_due_rounds(self) -> None:
+        """Fetch the rounds that beacons and draws wait for."""
+        witnesses = self.core.witnesses
+        while (number := witnesses.get_wanted_round(self._clock.now_ms())) is not None:
+            signature = await self._rounds.fetch(number)
+            if signature is None:
+                return
+            self.core.record_round(number, signature, self._clock.now_ms())
+            self.core.tick(self._clock.now_ms())
+            await self.commit()
 
     async def tick(self) -> None:
         """Do what is due, and append what came from the chain."""

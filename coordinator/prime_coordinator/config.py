@@ -1,6 +1,7 @@
 """The coordinator's settings: one frozen dataclass, built once at start and passed in.
 
 prime_runtime.settings resolves where each value comes from. Paths inside the coordinator's folder are in home.py.
+`--help` imports this module, so it imports nothing slow: no numpy, no database, no network.
 """
 
 from collections.abc import Mapping
@@ -8,14 +9,18 @@ from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import ArgumentError
-
-from prime_coordinator.constants import INSPECT_SHARE, READER_BURST, READER_RATE
+from prime_coordinator.constants import INSPECT_SHARE
 from prime_coordinator.intervals import IntervalsConfig
 from prime_coordinator.settlement.config import SettlementConfig
-from prime_explorer.config import ExplorerConfig
-from prime_protocol.constants import AMOUNT_NANO_MAX, BASIS_POINTS, ROLLOUT_FILE_BYTES_MAX
+from prime_explorer.config import PAGE_BURST, PAGE_RATE, ExplorerConfig
+from prime_protocol.constants import (
+    AMOUNT_NANO_MAX,
+    BASIS_POINTS,
+    DRAW_MARGIN_MS,
+    DRAW_MARGIN_MS_MAX,
+    RANDOMNESS_PERIOD_S_MAX,
+    ROLLOUT_FILE_BYTES_MAX,
+)
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.ids import DEFAULT_TICKER, NetworkId, RunId, Ticker
 from prime_runtime.gossip.config import P2PConfig
@@ -25,7 +30,7 @@ from prime_runtime.objects.store import S3Config
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import ResolvedConfig, check_parsed, resolve_config
 from prime_runtime.settings.schema import Between, ConfigError, settings_class
-from prime_runtime.shardcast.upload_slots import check_urls
+from prime_runtime.shardcast.config import check_urls
 
 CONFIG_NAME = "config.toml"
 DAY_MS = 24 * 3_600_000
@@ -43,6 +48,8 @@ class LogWriterConfig:
     """Least time between two signed tree heads."""
     head_entries_max: Annotated[int, Between(1, 10**6)] = 1_000
     """A tree head is signed sooner if this many entries wait for one."""
+    snapshot_entries: Annotated[int, Between(100, 10**9)] = 50_000
+    """Entries between two snapshots of the state. A start replays the entries after the newest one."""
 
 
 @settings_class
@@ -65,9 +72,9 @@ class IntakeConfig:
 class ReadApiConfig:
     """The section [read_api]: the JSON API and the pages, which anyone may read."""
 
-    per_second: Annotated[float, Between(0.1, 1e6)] = READER_RATE
+    per_second: Annotated[float, Between(0.1, 1e6)] = PAGE_RATE
     """Requests a second from one address, sustained."""
-    burst: Annotated[int, Between(1, 10**6)] = READER_BURST
+    burst: Annotated[int, Between(1, 10**6)] = PAGE_BURST
     """Requests at once from one address after a pause: a page of the explorer makes several."""
 
 
@@ -122,6 +129,15 @@ class CoordinatorConfig:
     """How long stake stays slashable after it is unbonded; fixed when the network is created."""
     ticker: str = str(DEFAULT_TICKER)
     """Name of the network's unit of value, 1 to 12 of A-Z and 0-9; fixed when the network is created."""
+    randomness: str = ""
+    """Source of beacons and audit draws, fixed when the network is created: `drand:quicknet`, a TOML file that
+    describes a drand chain, or `own`, which its operator can predict. Unset: own on a devnet, else drand:quicknet."""
+    randomness_urls: tuple[str, ...] = ()
+    """Servers with drand's HTTP API; any may lie or be away. Unset: the usual ones of the chain."""
+    randomness_period_s: Annotated[int, Between(1, RANDOMNESS_PERIOD_S_MAX)] = 3
+    """Time between two rounds of an own chain, in seconds."""
+    draw_margin_ms: Annotated[int, Between(0, DRAW_MARGIN_MS_MAX)] = DRAW_MARGIN_MS
+    """Least time between a noted tree head and the round that is drawn from: validators cosign the head meanwhile."""
     inspect_share: Annotated[int, Between(0, BASIS_POINTS)] = INSPECT_SHARE
     """Share of settled submissions that a run's inspectors read again, in basis points: 1000 is 10 %."""
     password: Secret | None = None
@@ -154,12 +170,20 @@ class CoordinatorConfig:
             check_database_url(self.database)
 
     @property
+    def is_devnet(self) -> bool:
+        """A test network: its name says so, or it gives value away."""
+        return self.network.startswith("dev") or self.faucet.amount_nano > 0
+
+    @property
     def network_id(self) -> NetworkId:
         return NetworkId(self.network)
 
 
 def check_database_url(text: str) -> None:
     """Refuse a URL that cannot be opened here, or one with a password, which listings of the settings would show."""
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         url = make_url(text)
     except ArgumentError:

@@ -32,6 +32,9 @@ NODES_PER_ADDRESS_GROUP_MAX = 64
 
 ADDRESS_GROUP_MS = 3_600_000
 
+FREE_ENTRIES_PARTS = 4
+"""One such range gets at most this part of the network's budget for entries by keys without value."""
+
 LEASES_UNSETTLED_MAX = 8
 """Open leases and unsettled submissions of one node: a bad node must not fill a step before its first verdict."""
 
@@ -77,14 +80,14 @@ UNREAD_WAIT_MS_MAX = 7 * 86_400_000
 GRACE_MS = 30_000
 """After a start no node is blamed for silence and no round is given up: the coordinator may have been down."""
 
+ROUND_LATE_S = 10
+"""A round of the randomness chain that is this late is reported. Servers publish within a second."""
+
 HEAD_MS_MIN = 1_000
 """Least time between two noted heads."""
 
 TOKENS_PER_SLOT_DECAY = 0.9
 """Weight of the old estimate of a run's tokens per slot when a new submission comes."""
-
-AUDIT_ROUNDS_MAX = 4
-"""Rounds before an undecided submission is settled as invalid, without credit or slash."""
 
 AUDIT_RETRY_MS = 5_000
 """Between two tries to draw if there are too few validators: one may have joined."""
@@ -98,32 +101,11 @@ assert LEASES_UNSETTLED_PROBATION_MAX <= LEASES_UNSETTLED_MAX
 assert RETRY_MS <= RETRY_MS_MAX
 assert BLAME_PER_OVERTURNED < BLAME_MAX, "one overturned verdict alone must not suspend"
 
-PAGE_ROWS = 50
-"""Default rows of a page."""
-
-PAGE_ROWS_MAX = 200
-"""Most rows of a page: each may cost two short reads of the database."""
-
-PAGE_SCAN_MAX = 5_000
-"""Nodes scanned for one page, about 4 ms: a filter that matches few must not delay heartbeats."""
-
-PAGE_LEAF_BYTES_MAX = 512 * 1024
-"""Bytes of log entries in one page. As JSON they are about twice as long, and must fit into one signed reply."""
-
-READER_RATE = 20.0
-"""Requests a second from one address, sustained."""
-
-READER_BURST = 60
-"""Requests at once from one address after a pause: a page of the explorer makes several."""
-
-READERS_KNOWN_MAX = 100_000
-"""Addresses whose rate is tracked."""
+UPDATES_KEPT_MAX = 1_024
+"""Updates about submissions that a silent node has not confirmed: more than it can have in progress. About 300 kB."""
 
 STATUS_MS = 500
 """How old a cached status may be: computing it for each reader would cost too much."""
-
-READERS_MAX = 64
-"""Requests in progress at once."""
 
 TICK_MS = 200
 """Between two checks for what is due."""
@@ -140,6 +122,12 @@ UNCLAIMED_MS = 24 * 3_600_000
 SWEEP_MS = 3_600_000
 """Between two searches for files that no entry names."""
 
+SNAPSHOT_CHECK_MS = 1_000
+"""Between two looks whether a snapshot of the state is due."""
+
+SCRUB_MS = 24 * 3_600_000
+"""Between two comparisons of the whole log on disk with what was signed."""
+
 QUARANTINE_FILES_MAX = 200
 """Refused files kept for the operator; of later ones only the reason is stored."""
 
@@ -151,6 +139,9 @@ RELAY_ANNOUNCED_MAX = 256
 
 RELAY_HEADS_KEPT = 64
 """Seen heads kept of one run, of the latest senders. A proof of a fork needs two."""
+
+RELAY_ACCUSATIONS_KEPT = 64
+"""Accusations kept of one run, of the latest senders, at most 32 kB each."""
 
 RELAY_URGENT_MANIFESTS_MAX = 2
 """Newest announcements whose first server is sent to all nodes at once: a keyframe and a delta of one step."""

@@ -4,6 +4,7 @@ The app, the simulator and the tests drive this same object. It is built from a 
 build a new one. A decision takes effect once the app has written `entry_writer.drain()` to disk.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from prime_coordinator.audits.scheduler import AuditScheduler
@@ -14,10 +15,13 @@ from prime_coordinator.audits.validators import (
     ValidatorReputation,
     derive_secret,
 )
+from prime_coordinator.audits.witnesses import WitnessCollector
 from prime_coordinator.constants import RETRY_MS_MAX
 from prime_coordinator.entry_writer import EntryWriter
 from prime_coordinator.intake.checks import Admission, ExpectedSubmission, find_repeat, get_expected_submission
 from prime_coordinator.intervals import IntervalsConfig
+from prime_coordinator.operator_messages import OPERATOR_ENTRIES
+from prime_coordinator.payouts import PayoutScheduler
 from prime_coordinator.scheduling.eligibility import (
     Backoff,
     EligibilityRule,
@@ -27,32 +31,32 @@ from prime_coordinator.scheduling.eligibility import (
     get_eligibility,
 )
 from prime_coordinator.scheduling.leases import LeaseScheduler, refuse_lease
+from prime_coordinator.updates import SubmissionUpdates
 from prime_protocol.constants import AUDITS_LISTED_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import (
     Appealed,
     CheckpointPublished,
     DelegationRevoked,
-    Deposited,
-    HeadNoted,
+    Entry,
+    FindingFiled,
     Inspected,
     LeaseEnded,
     NodeStatus,
     NodeStatusSet,
-    PaidOut,
-    RunCreated,
-    RunFunded,
-    RunStatus,
-    RunStatusSet,
-    RunUpdated,
+    Outcome,
+    RulingGiven,
     Submitted,
+    VerdictCommitted,
     VerdictGiven,
 )
+from prime_protocol.ledger.limits import is_free
 from prime_protocol.ledger.replay import Ledger
-from prime_protocol.ledger.state import LeaseState, LedgerState, RunState
+from prime_protocol.ledger.state import LeaseState, LedgerState, NodeState, RunState
 from prime_protocol.wire.envelope import Payload
 from prime_protocol.wire.ids import NodeId, RunId, Step
 from prime_protocol.wire.messages import (
+    AccountStatus,
     CheckpointRef,
     EntryReply,
     Heartbeat,
@@ -61,52 +65,25 @@ from prime_protocol.wire.messages import (
     LeaseRequest,
     NodeActivity,
     NodeCommand,
+    RunReply,
+    RunRequest,
     StepReply,
     StepRequest,
 )
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import compute_receipt_id
 
-
-class PayoutScheduler:
-    """Pays a step as soon as it is over and has no open work.
-
-    Only runs marked dirty are checked, so an idle network costs nothing.
-    """
-
-    def __init__(self, entry_writer: EntryWriter) -> None:
-        self._entry_writer = entry_writer
-        self._dirty = set(entry_writer.state.runs)
-
-    def mark_dirty(self, run: RunId) -> None:
-        """Check this run at the next tick: something ended, or a new step began."""
-        self._dirty.add(run)
-
-    def tick(self, now_ms: int) -> None:
-        stirred, self._dirty = self._dirty, set()
-        for name in sorted(stirred):
-            self._pay(name, now_ms)
-
-    def _pay(self, name: RunId, now_ms: int) -> None:
-        run = self._entry_writer.state.runs[name]
-        is_closed = run.status is RunStatus.CLOSED
-        if is_closed and run.slashes:
-            return  # the slashes decide the last payments
-        for number, step in sorted(run.steps.items()):
-            is_over = number < run.latest or is_closed
-            if is_over and not step.paid and not step.pending:
-                self._entry_writer.append_own(PaidOut(step=number), name, now_ms)
-
-
-OPERATOR_ENTRIES = (Deposited, NodeStatusSet, RunCreated, RunFunded, RunStatusSet, RunUpdated)
-"""Entries that the operator requests. The coordinator appends all its other entries by itself, when they are due. A run
-is funded from the coordinator's own balance, as any account may do."""
-
 COMMANDS = {
     NodeStatus.ACTIVE: NodeCommand.NONE,
     NodeStatus.DRAINED: NodeCommand.DRAIN,
     NodeStatus.BANNED: NodeCommand.STOP,
 }
+
+
+def _get_command(known: NodeState, suspended: str | None) -> NodeCommand:
+    """What a node is told in one run, where `suspended` says why it is out, if it is."""
+    is_suspended = suspended is not None and known.status is NodeStatus.ACTIVE
+    return NodeCommand.DRAIN if is_suspended else COMMANDS[known.status]
 
 
 class Core:
@@ -128,21 +105,27 @@ class Core:
         self.admission = Admission(ledger.state)
         self.suspensions = Suspensions(self.entry_writer)
         self.leases = LeaseScheduler(self.entry_writer, self.backoff, now_ms)
-        missed_verdicts = MissedVerdicts(self.suspensions, self.liveness, now_ms)
+        self.witnesses = WitnessCollector(self.entry_writer, self._intervals.head_ms)
+        self._missed_verdicts = MissedVerdicts(self.suspensions, self.liveness, now_ms)
         reputation = ValidatorReputation(self.suspensions, self.entry_writer)
         secret = derive_secret(key, "inspection secret/1")
         self.inspections = InspectionScheduler(self.entry_writer, reputation, secret, inspect_share)
-        self.audits = AuditScheduler(self.entry_writer, missed_verdicts, reputation, self.inspections, now_ms)
-        self.payouts = PayoutScheduler(self.entry_writer)
+        self.audits = AuditScheduler(self.entry_writer, self._missed_verdicts, reputation, self.inspections, now_ms)
+        self.updates = SubmissionUpdates(ledger)
+        self.payouts = PayoutScheduler(self.entry_writer, self.updates)
+        self.entry_writer.on_own_entry = self._record_own
         self.head = b""
-        """The newest signed head on disk, for replies; the app sets it."""
+        """The newest signed head on disk, for replies."""
         self.head_size = 0
-        self._head_ms = 0
         self._weights_cache: dict[RunId, CheckpointRef] = {}
 
     @property
     def state(self) -> LedgerState:
         return self.entry_writer.state
+
+    def _record_own(self, entry: Entry, run: RunId | None) -> None:
+        self.updates.record(entry, run)
+        self.payouts.record(entry, run)
 
     # --- Requests ---------------------------------------------------------------------------------------------------
 
@@ -154,27 +137,33 @@ class Core:
         run_state = self._run(run)
         terms = run_state.terms
         self.liveness.beat(node, heartbeat.activity, heartbeat.checkpoint_step, now_ms)
-        self.suspensions.resume_if_expired(node, known, now_ms)
+        self.suspensions.resume_if_expired(run, node, now_ms)
+        if heartbeat.cosigned is not None:
+            self.witnesses.record(node, heartbeat.cosigned)
         is_behind = known.version < terms.version_next and now_ms < terms.upgrade_by_ms
         return HeartbeatReply(
             now_ms=now_ms,
             next_heartbeat_ms=self._intervals.heartbeat_ms,
             head=self.head if self.head_size > heartbeat.head_size else b"",
+            witness=self.witnesses.get_note(node),
             weights=self._weights(run, run_state),
             lag_max=terms.lag_max,
             leases=self.leases.open_leases(run, node),
             audits=(*self.audits.tasks(node, run), *self.inspections.tasks(node, run))[:AUDITS_LISTED_MAX],
-            command=COMMANDS[known.status],
+            reveals=self.audits.list_reveals(node, run, now_ms),
+            command=_get_command(known, run_state.suspended.get(node)),
             version_min=terms.get_version_min(now_ms),
             upgrade_by_ms=terms.upgrade_by_ms if is_behind else 0,
+            account=self._get_account(node, run, now_ms),
+            updates=self.updates.take_updates(run, node, heartbeat.updates_seen),
         )
 
     def request_lease(self, node: NodeId, run: RunId, request: LeaseRequest, now_ms: int) -> LeaseReply:
         now_ms = self._log_time(now_ms)
-        known = self.state.node(node)
+        self.state.node(node)  # refuses an unknown one
         self._run(run)
         self.liveness.record_request(node, request.checkpoint_step, now_ms)
-        self.suspensions.resume_if_expired(node, known, now_ms)
+        self.suspensions.resume_if_expired(run, node, now_ms)
         rule = self.get_eligibility(node, run, now_ms)
         if not rule.is_eligible:
             wait_ms = self.backoff.wait_ms(node, now_ms)
@@ -194,15 +183,25 @@ class Core:
         owned = entry.node if isinstance(entry, DelegationRevoked) else sender
         old_owner = self.state.owners.get(owned)
         lease = self._ending_lease(payload.run, entry)
+        whole_ms = max(now_ms, self.state.free_until_ms)
         logged = self.entry_writer.append_received(payload, frame, now_ms)
+        self.admission.charge_free(address_group, self.state.free_until_ms - whole_ms, now_ms)
+        self.updates.record(entry, payload.run)
         self.admission.logged(owned, old_owner, address_group, now_ms)
         if payload.run is not None:
             self._apply_consequences(payload.run, sender, entry, lease, now_ms)
-        return logged
+        return self._add_reveal(logged, payload, entry)
 
     def find_repeat(self, payload: Payload, entry: Any) -> EntryReply | None:
         """The position of this same entry if it is already logged; None if it is new. Call before checking a file."""
-        return find_repeat(self.state, payload, entry)
+        repeat = find_repeat(self.state, payload, entry)
+        return repeat and self._add_reveal(repeat, payload, entry)
+
+    def _add_reveal(self, logged: EntryReply, payload: Payload, entry: Any) -> EntryReply:
+        """After a commitment the reply says whether the verdict may follow at once."""
+        if not isinstance(entry, VerdictCommitted) or payload.run is None:
+            return logged
+        return replace(logged, can_reveal=self.audits.can_reveal(payload.run, entry.submission, self.state.at_ms))
 
     def append_operator_entry(self, entry: Any, run: RunId | None, now_ms: int) -> EntryReply:
         """Append an entry for the operator; RemoteError if a rule refuses it."""
@@ -236,14 +235,22 @@ class Core:
                 name = compute_receipt_id(receipt)
                 self.leases.record_submission(run, self.state.runs[run].submissions[name])
                 self.audits.mark_ready(run, name)
+            case VerdictCommitted(submission=name):
+                self.audits.record_commitment(sender, run, name)
             case VerdictGiven(receipt=verdict):
                 self.audits.record_verdict(sender, run, verdict.submission)
             case Inspected():
                 self.inspections.record_inspection(sender, run, entry, now_ms)
-            case Appealed(submission=name):
+            case RulingGiven(submission=name):
+                self.inspections.withdraw(run, name)
+                self.audits.mark_ready(run, name)
+            case Appealed(submission=name) | FindingFiled(submission=name):
                 self.audits.mark_ready(run, name)
             case LeaseEnded(lease=number):
                 assert lease is not None
+                if is_free(self.state, lease.owner, sender):
+                    # Otherwise a key without value could take and return leases without end, two entries each.
+                    self.backoff.record_lost_lease(sender, now_ms)
                 self.leases.record_end(run, number, lease, now_ms)
                 self.payouts.mark_dirty(run)
 
@@ -277,8 +284,9 @@ class Core:
         self.leases.tick(now_ms)
         self.inspections.tick(now_ms)
         self.audits.tick(now_ms)
-        if self._note_head(now_ms):
-            self.audits.tick(now_ms)
+        is_head_wanted = self.audits.waiting_for_head or any(run.awaiting_beacon for run in self.state.runs.values())
+        if is_head_wanted and self.witnesses.note_head(now_ms):
+            self.audits.head_noted()
         for run, submission in self.audits.just_settled:
             self.leases.record_settlement(run, submission, now_ms)
         for run, submission in self.audits.just_credited:
@@ -291,15 +299,17 @@ class Core:
                 self.payouts.mark_dirty(name)
         self.payouts.tick(now_ms)
 
-    def _note_head(self, now_ms: int) -> bool:
-        """Note a head if a beacon or a draw waits for one, but not too often."""
-        is_wanted = self.audits.waiting_for_head or any(run.awaiting_beacon for run in self.state.runs.values())
-        if not is_wanted or now_ms - self._head_ms < self._intervals.head_ms:
-            return False
-        self._head_ms = now_ms
-        self.entry_writer.append_own(HeadNoted(root=self.state.frontier.root()), None, now_ms)
-        self.audits.head_noted()
-        return True
+    def set_head(self, note: bytes, size: int) -> None:
+        """The newest signed head is on disk and in the mirror."""
+        self.head, self.head_size = note, size
+        self.witnesses.set_signed_head(note, size)
+
+    def record_round(self, number: int, signature: bytes, now_ms: int) -> None:
+        """Append a round that is waited for, with its verified signature, and continue what waited for it."""
+        now_ms = self._log_time(now_ms)
+        silent = self.witnesses.record_round(number, signature, now_ms)
+        self._missed_verdicts.record_unwitnessed(silent, now_ms)
+        self.audits.round_recorded()
 
     def _log_time(self, now_ms: int) -> int:
         """The time of the log, which never runs backwards; every decision uses it."""
@@ -320,8 +330,36 @@ class Core:
             wait_ms=self.backoff.wait_ms(node, now_ms),
             is_measured=self.leases.throughput.is_measured(node),
             now_ms=now_ms,
+            record=self._run(run).get_record(node),
+            is_suspended=node in self._run(run).suspended,
         )
         return get_eligibility(facts)
+
+    def _get_account(self, node: NodeId, run: RunId, now_ms: int) -> AccountStatus:
+        state, rule = self.state, self.get_eligibility(node, run, now_ms)
+        known = state.nodes[node]
+        return AccountStatus(
+            eligibility=str(rule.eligibility),
+            is_eligible=rule.is_eligible,
+            remedy=rule.remedy,
+            stake_nano=state.get_stake(node),
+            stake_min_nano=state.runs[run].terms.stake_min_nano,
+            balance_nano=state.funds.balances[state.owners[node]],
+            earned_nano=known.earned_nano,
+            fraudulent=known.settled[Outcome.FRAUDULENT],
+        )
+
+    def get_run_facts(self, name: RunId, wanted: RunRequest) -> RunReply:
+        """The terms and progress of a run, and what was accepted since the trainer last asked."""
+        run = self._run(name)
+        step = run.steps.get(Step(run.latest))
+        return RunReply(
+            status=run.status,
+            terms=run.terms,
+            latest_step=run.latest,
+            is_exhausted=step is not None and len(step.credited) >= step.terms.slots_per_step,
+            accepted=self.updates.list_accepted(name, wanted.after),
+        )
 
     def get_step_facts(self, name: RunId, wanted: StepRequest) -> StepReply:
         """The terms, beacon and weights of a step."""

@@ -4,6 +4,8 @@ An appended entry is not on disk yet. The shell writes `drain()` to disk before 
 this object is ahead of the disk and must be rebuilt from it.
 """
 
+from collections.abc import Callable
+
 from prime_protocol.constants import ENVELOPE_LIFE_MS_MAX, SIGNATURE_BYTES
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import Entry, LogRecord
@@ -23,6 +25,8 @@ class EntryWriter:
         self._key = key
         self.ledger = ledger
         self._unwritten: list[bytes] = []
+        self.on_own_entry: Callable[[Entry, RunId | None], None] = lambda entry, run: None
+        """Called after each entry that was signed here."""
 
     @property
     def state(self) -> LedgerState:
@@ -52,7 +56,9 @@ class EntryWriter:
             life_ms=ENVELOPE_LIFE_MS_MAX,
         )
         # We have just signed it: there is no signature to verify.
-        return self.append_received(decode(Payload, frame[SIGNATURE_BYTES:]), frame, now_ms)
+        logged = self.append_received(decode(Payload, frame[SIGNATURE_BYTES:]), frame, now_ms)
+        self.on_own_entry(entry, run)
+        return logged
 
     def append_received(self, payload: Payload, frame: bytes, now_ms: int) -> EntryReply:
         """Append an entry whose envelope was verified; RemoteError if a rule refuses it."""

@@ -3,8 +3,7 @@
 config.toml   settings                      log.key     Ed25519 key of the tree heads
 key.json      wallet key, encrypted         log.db      the log (unless the database is elsewhere)
 objects/      files that nodes sent         mirror/     the log as static files, for everyone
-lock          the running process
-state.snapshot  the state at the last stop; it can be rebuilt from the log
+lock          the running process             randomness.key  secret of an own randomness chain
 explorer/     the index of the web pages; it can be rebuilt from the log
 chain/        settlement on a chain: see settlement/files.py
 """
@@ -17,14 +16,12 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from prime_coordinator.config import CONFIG_NAME, CoordinatorConfig
-from prime_coordinator.entry_writer import EntryWriter
-from prime_coordinator.log.store import open_log_store
+from prime_coordinator.randomness import OWN, QUICKNET_NAME, resolve_chain
 from prime_coordinator.settlement.files import ChainFiles
-from prime_protocol.constants import ED25519_KEY_BYTES
+from prime_protocol.constants import ED25519_KEY_BYTES, RANDOMNESS_SECRET_BYTES
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import NetworkCreated
-from prime_protocol.ledger.entry_index import compute_entry_keys
-from prime_protocol.ledger.replay import Ledger
+from prime_protocol.ledger.randomness_chain import RandomnessChain, make_own_chain
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey
 from prime_protocol.wire.ids import NodeId, Ticker
 from prime_protocol.wire.signing import WalletKey
@@ -45,10 +42,10 @@ class CoordinatorHome:
         self.config = folder / CONFIG_NAME
         self.key = folder / "key.json"
         self.log_key = folder / "log.key"
+        self.randomness_key = folder / "randomness.key"
         self.database = folder / "log.db"
         self.objects = folder / "objects"
         self.mirror = folder / "mirror"
-        self.snapshot = folder / "state.snapshot"
         self.explorer = folder / "explorer"
         self.lock = folder / "lock"
 
@@ -141,12 +138,18 @@ class InitResult:
     coordinator: NodeId
     log_key: str
     """To be published: `log verify --key` takes it."""
+    randomness: str
+    """Which chain beacons and draws come from, and who can predict it."""
     backup: tuple[Path, ...]
     """Files that cannot be recreated."""
 
 
 async def initialise(config: CoordinatorConfig, clock: Clock) -> InitResult:
     """Create everything that `start` needs."""
+    # Imported here: every operator command imports this module, and only this one opens the database.
+    from prime_coordinator.log.store import open_log_store
+    from prime_protocol.ledger.entry_index import compute_entry_keys
+
     home = CoordinatorHome(config.folder)
     read_password(config)  # refuses a bad password before anything is created
     try:
@@ -157,7 +160,8 @@ async def initialise(config: CoordinatorConfig, clock: Clock) -> InitResult:
         config = add_deployment(config)
         # `chain deploy` created the wallet key: the contracts name it as the operator.
         made_before = (home.key,) if config.settlement.is_evm else ()
-        for path in {home.config, home.key, home.log_key, home.database, home.mirror} - {*made_before}:
+        files = {home.config, home.key, home.log_key, home.randomness_key, home.database, home.mirror}
+        for path in files - {*made_before}:
             if path.exists():
                 raise LocalError(f"{path} exists: this folder already holds a coordinator; choose another one")
         store = open_log_store(database_url(config), config.database_password)
@@ -167,15 +171,33 @@ async def initialise(config: CoordinatorConfig, clock: Clock) -> InitResult:
             open_object_store(objects_url(config), config.s3)
             key, log_key = create_keys(config)
             vkey = VerifierKey.of(ORIGIN_PREFIX + config.network, log_key)
-            leaf = make_entry_zero(config, key, vkey, clock.now_ms())
+            chain = create_chain(config, clock.now_ms())
+            leaf = make_entry_zero(config, key, vkey, chain, clock.now_ms())
             await store.append(0, [leaf], [compute_entry_keys(leaf)])
         finally:
             store.close()
         write_private_file(home.config, render_config(config))
-    return InitResult(key.node, str(vkey), (home.key, home.log_key, home.config))
+    own = (home.randomness_key,) if chain.is_own else ()
+    return InitResult(key.node, str(vkey), chain.describe(), (home.key, home.log_key, *own, home.config))
 
 
-def make_entry_zero(config: CoordinatorConfig, key: WalletKey, log_key: VerifierKey, now_ms: int) -> bytes:
+def create_chain(config: CoordinatorConfig, now_ms: int) -> RandomnessChain:
+    """The randomness chain that the settings name; an own one gets its key here."""
+    name = config.randomness or (OWN if config.is_devnet else QUICKNET_NAME)
+    if name != OWN:
+        return resolve_chain(name)[0]
+    secret = secrets.token_bytes(RANDOMNESS_SECRET_BYTES)
+    write_private_file(CoordinatorHome(config.folder).randomness_key, secret.hex() + "\n")
+    genesis_s = now_ms // 1000
+    return make_own_chain(secret, config.network_id, genesis_s=genesis_s, period_s=config.randomness_period_s)
+
+
+def make_entry_zero(
+    config: CoordinatorConfig, key: WalletKey, log_key: VerifierKey, chain: RandomnessChain, now_ms: int
+) -> bytes:
+    from prime_coordinator.entry_writer import EntryWriter
+    from prime_protocol.ledger.replay import Ledger
+
     writer = EntryWriter(key, Ledger(config.network_id))
     domain = get_domain(config)
     entry = NetworkCreated(
@@ -183,6 +205,8 @@ def make_entry_zero(config: CoordinatorConfig, key: WalletKey, log_key: Verifier
         chain_id=domain.chain_id,
         contract=domain.contract,
         unbonding_ms=config.unbonding_ms,
+        randomness=chain,
+        draw_margin_ms=config.draw_margin_ms,
         ticker=Ticker(config.ticker),
     )
     writer.append_own(entry, None, now_ms)

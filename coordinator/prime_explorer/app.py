@@ -17,24 +17,26 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from prime_explorer.config import FETCH_TIMEOUT_S, INDEX_DELAY_MS
+from prime_explorer.config import FETCH_TIMEOUT_S, INDEX_DELAY_MS, PAGE_BURST, PAGE_RATE
 from prime_explorer.handlers import PageContext
 from prime_explorer.index.store import IndexReader
 from prime_explorer.pages.rollouts import RunTokenizer
 from prime_explorer.rendering import Renderer
 from prime_explorer.routes import JSON_ROOT, PAGE_ROUTES, build_openapi
 from prime_explorer.server import HEADERS, STATIC_FOLDER, PageError, PageServer, UpdateStream, send_contributions_csv
-from prime_explorer.sources import LiveState, ManifestCache, NoLiveState, NoObjects, ObjectSource, UptimeCounter
+from prime_explorer.sources import LiveState, ManifestCache, NoObjects, ObjectSource, UptimeCounter
 from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import Digest
 from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.log_files import serve_tile, serve_tree_head
+from prime_runtime.rate_limits import RateLimit
 from prime_runtime.supervisor import SupervisedTask, Supervisor
 
 log = logging.getLogger(__name__)
 
 
+DEFAULT_RATE = RateLimit(per_second=PAGE_RATE, burst=PAGE_BURST)
 SHUTDOWN_S = 5.0
 """Time for the follower to write its snapshot and exit."""
 
@@ -47,24 +49,29 @@ class Explorer:
         *,
         mirror: Path,
         folder: Path,
-        live: LiveState,
+        live: LiveState | None,
         objects: ObjectSource,
         clock: Clock,
         models: tuple[RunTokenizer, ...] = (),
         proxies: Collection[str] = (),
+        rate: RateLimit = DEFAULT_RATE,
         source: str | None = None,
         key: str | None = None,
-        is_live: bool,
+        is_indexed: bool = True,
     ) -> None:
-        """`folder` holds the index; `source` is the URL that `mirror` is a copy of, if it is one."""
+        """`folder` holds the index; `source` is the URL that `mirror` is a copy of, if it is one.
+
+        Without an index only those pages are served that do not need it, as JSON.
+        """
+        self._is_indexed = is_indexed
         self._clock = clock
         self._wanted = asyncio.Event()
         self._reader = IndexReader(folder / "index.db")
         self._updates = UpdateStream(self._reader, clock)
-        renderer = Renderer(is_live=is_live, has_files=not isinstance(objects, NoObjects))
+        renderer = Renderer(is_live=live is not None, has_files=not isinstance(objects, NoObjects))
         self._uptime = UptimeCounter(folder / "uptime.db", live, clock)
         context = PageContext(self._reader, mirror, live, objects, ManifestCache(objects), self._uptime, models)
-        self._server = PageServer(context, renderer, wake=self._wanted.set, proxies=proxies)
+        self._server = PageServer(context, renderer, wake=self._wanted.set, proxies=proxies, rate=rate)
         self._command = [
             sys.executable,
             "-m",
@@ -78,10 +85,15 @@ class Explorer:
 
     def add_routes(self, app: web.Application) -> None:
         for page in PAGE_ROUTES:
-            app.router.add_get(page.path, self._server.page(page))
-            app.router.add_get(JSON_ROOT + page.path.rstrip("/"), self._server.data(page))
+            if self._is_indexed or not page.needs_index:
+                app.router.add_get(page.json_path, self._server.data(page))
         app.router.add_get(f"{JSON_ROOT}/openapi.json", self._server.guard(_send_openapi, is_json=True))
-        app.router.add_route("*", JSON_ROOT + "/{tail:.*}", self._server.guard(_reject_unknown_path, is_json=True))
+        app.router.add_route("*", JSON_ROOT + "{tail:(/.*)?}", self._server.guard(_reject_unknown_path, is_json=True))
+        if not self._is_indexed:
+            return
+        for page in PAGE_ROUTES:
+            if page.template:
+                app.router.add_get(page.path, self._server.page(page))
         for path in sorted(STATIC_FOLDER.iterdir()):
             app.router.add_get(f"/static/{path.name}", self._server.file(path.name))
         app.router.add_get(
@@ -91,6 +103,8 @@ class Explorer:
 
     async def run(self) -> None:
         """Run until cancelled."""
+        if not self._is_indexed:
+            await asyncio.Event().wait()
         parts = [
             SupervisedTask("explorer index", self._run_follower),
             SupervisedTask("explorer updates", self._updates.run),
@@ -129,8 +143,9 @@ async def _send_openapi(request: web.Request) -> web.StreamResponse:
 
 async def _reject_unknown_path(request: web.Request) -> web.StreamResponse:
     if request.method not in ("GET", "HEAD"):
-        raise web.HTTPMethodNotAllowed(request.method, ["GET", "HEAD"])
-    raise PageError(404, "Not found", f"{JSON_ROOT}/openapi.json lists the pages.")
+        problem = "This API is read-only: use GET."
+        raise PageError(405, "Not allowed", problem, field="method")
+    raise PageError(404, "Not found", f"{JSON_ROOT}/openapi.json lists the pages.", field="path")
 
 
 async def _stop_process(process: asyncio.subprocess.Process) -> None:
@@ -208,13 +223,12 @@ async def serve_standalone(config: StandaloneConfig, on_ready: asyncio.Future[st
         explorer = Explorer(
             mirror=config.mirror,
             folder=config.folder,
-            live=NoLiveState(),
+            live=None,
             objects=objects,
             clock=SystemClock(),
             models=config.models,
             source=config.log if config.is_remote else None,
             key=config.key,
-            is_live=False,
         )
         stack.callback(explorer.close)
         app = web.Application()

@@ -58,7 +58,15 @@ KEEP_ALIVE_MS = 15_000
 """Interval of comments on an idle stream, so that proxies keep it open."""
 
 ROWS_PER_PAGE = 25
-"""Rows of one page of a table."""
+ROWS_PER_PAGE_MAX = 200
+"""Rows of one page of a table: by default, and on request."""
+
+ENTRIES_SCANNED_MAX = 2_000
+"""Entries about one subject or by one author that are searched for another filter's matches, about 10 ms."""
+
+INDEX_WAIT_S = 5.0
+INDEX_POLL_S = 0.1
+"""How long a JSON request waits for the first index, and how often it looks. A new index takes about a second."""
 
 STEPS_CHARTED = 200
 """Newest steps in the charts of a run."""

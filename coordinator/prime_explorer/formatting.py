@@ -12,9 +12,9 @@ from markupsafe import Markup, escape
 
 from prime_explorer.config import LINEAGE_NODES_DRAWN, NETWORK_NODES_DRAWN
 from prime_explorer.pages import entries, nodes, submissions
+from prime_explorer.pages.live import ServingNode
 from prime_explorer.pages.runs import LineageRow, StepSummary
 from prime_explorer.pages.submissions import MetricStrip
-from prime_explorer.sources import ServingNode
 from prime_protocol.wire.ids import NodeId, friendly_name
 from prime_runtime.formatting import NANO, format_amount, format_bytes, format_duration
 

@@ -1,25 +1,18 @@
 """Page handlers: parameters in, a view out, read from the index and the other sources.
 
-Every parameter has exactly one accepted spelling. The paths of the pages are in routes.py.
+The parameters are in params.py, the paths of the pages in routes.py.
 """
 
 import asyncio
-import re
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from prime_explorer.config import (
-    ANCHORS_SHOWN,
-    EVIDENCE_BYTES_READ,
-    QUERY_CHARS_MAX,
-    ROLLOUT_FILE_BYTES_SHOWN,
-    STEPS_DRAWN,
-)
+from prime_explorer.config import ANCHORS_SHOWN, EVIDENCE_BYTES_READ, ROLLOUT_FILE_BYTES_SHOWN, STEPS_DRAWN
 from prime_explorer.index.store import IndexReader, ReadTransaction
-from prime_explorer.pages import entries, nodes, overview, runs, search, submissions
+from prime_explorer.pages import entries, nodes, overview, proofs, runs, search, submissions
+from prime_explorer.pages.live import NodeCounts
 from prime_explorer.pages.rollouts import (
     RolloutsView,
     RunTokenizer,
@@ -28,81 +21,28 @@ from prime_explorer.pages.rollouts import (
     read_rollout_views,
 )
 from prime_explorer.pages.submissions import MetricStrip, read_chunk_strips
-from prime_explorer.pages.tables import Rows
+from prime_explorer.pages.tables import (
+    AppealSummary,
+    CheckpointSummary,
+    EntrySummary,
+    LeaseSummary,
+    Rows,
+    SubmissionSummary,
+    VerdictSummary,
+    read_rows,
+)
+from prime_explorer.params import PageParams
 from prime_explorer.sources import LiveState, ManifestCache, ManifestFacts, ObjectSource, UptimeCounter
-from prime_protocol.constants import LOG_ENTRIES_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
-
-NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
-CURSOR = re.compile(r"([0-9]{1,19})\.(0x[0-9a-f]{40})")
-T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class PageParams:
-    """The parameters of path and query. An empty parameter counts as absent, because HTML forms send them."""
-
-    values: Mapping[str, str]
-
-    def text(self, name: str) -> str:
-        return self.values.get(name, "").strip()[:QUERY_CHARS_MAX]
-
-    def number(self, name: str, most: int = LOG_ENTRIES_MAX) -> int | None:
-        text = self.text(name)
-        if not text:
-            return None
-        if not NUMBER.fullmatch(text) or int(text) > most:
-            raise RemoteError(name, f"is not a whole number from 0 to {most:,}")
-        return int(text)
-
-    def choice(self, name: str, choices: Mapping[str, T], otherwise: str = "") -> str:
-        text = self.text(name) or otherwise
-        if text and text not in choices:
-            raise RemoteError(name, f"is not one of {', '.join(choices)}")
-        return text
-
-    def node(self, name: str) -> NodeId | None:
-        return _parse_id(name, self.text(name), NodeId)
-
-    def digest(self, name: str) -> Digest | None:
-        return _parse_id(name, self.text(name), Digest)
-
-    def run(self, name: str = "run") -> RunId | None:
-        text = self.text(name)
-        try:
-            return RunId(text) if text else None
-        except RemoteError as error:
-            raise RemoteError(name, error.problem) from None
-
-    def subject(self, name: str) -> bytes | None:
-        """An address or a digest."""
-        text = self.text(name).lower()
-        return _parse_id(name, text, NodeId if len(text) < 50 else Digest)
-
-    def cursor(self, name: str = "after") -> tuple[int, bytes] | None:
-        """Where a page of an ordered table starts: the last row's number and node."""
-        text = self.text(name)
-        if not text:
-            return None
-        match = CURSOR.fullmatch(text)
-        if not match:
-            raise RemoteError(name, "is not a position in this table; go back to its first page")
-        return int(match[1]), bytes.fromhex(match[2][2:])
-
-
-def _parse_id(name: str, text: str, kind: type[T]) -> T | None:
-    if not text:
-        return None
-    try:
-        return kind.parse(text)  # type: ignore[attr-defined, no-any-return]
-    except RemoteError as error:
-        raise RemoteError(name, error.problem) from None
-
 
 View = Any
 MANIFESTS_AT_ONCE = 5 * STEPS_DRAWN
 """Newest checkpoints whose sizes the page of a run shows."""
+
+
+class NotLive(Exception):
+    """The page shows what only a running coordinator knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +51,20 @@ class PageContext:
 
     reader: IndexReader
     mirror: Path
-    live: LiveState
+    live: LiveState | None
+    """None: this explorer has only a mirror of the log."""
     objects: ObjectSource
     manifests: ManifestCache
     uptime: UptimeCounter
     models: tuple[RunTokenizer, ...] = ()
+
+    def count_online(self) -> NodeCounts | None:
+        return self.live.count() if self.live else None
+
+    def require_live(self) -> LiveState:
+        if self.live is None:
+            raise NotLive
+        return self.live
 
     async def read_manifest(self, digest: str, run: str, idx: int) -> ManifestFacts | None:
         """`idx` is the entry that published it; the author of that entry signed the manifest."""
@@ -143,14 +92,18 @@ class AboutView:
 
 
 async def show_overview(context: PageContext, params: PageParams) -> View:
-    online = context.live.count()
+    online = context.count_online()
     return await context.reader.query(lambda db: overview.read_overview(db, online))
 
 
+async def list_runs(context: PageContext, params: PageParams) -> View:
+    return await context.reader.query(lambda db: overview.read_runs(db, params.before, params.limit))
+
+
 async def show_run(context: PageContext, params: PageParams) -> View:
-    run, before, online = params.run(), params.number("before"), context.live.count()
+    run, online = params.run, context.count_online()
     assert run is not None
-    view = await context.reader.query(lambda db: runs.read_run(db, run, before, online))
+    view = await context.reader.query(lambda db: runs.read_run(db, run, params.before, online))
     if view is None:
         return None
     newest = view.charted[-MANIFESTS_AT_ONCE:]
@@ -165,11 +118,16 @@ async def show_run(context: PageContext, params: PageParams) -> View:
     return replace(view, weights=tuple(weights))
 
 
+async def list_checkpoints(context: PageContext, params: PageParams) -> View:
+    index = "steps_by_run" if params.run else "steps_by_place"
+    return await _list(context, params, CheckpointSummary, index, run=params.run)
+
+
 async def show_checkpoint(context: PageContext, params: PageParams) -> View:
-    run, step, before = params.run(), params.number("step"), params.number("before")
+    run, step = params.run, params.step
     assert run is not None
     assert step is not None
-    view = await context.reader.query(lambda db: runs.read_checkpoint(db, run, step, before))
+    view = await context.reader.query(lambda db: runs.read_checkpoint(db, run, step, params.before))
     if view is None:
         return None
     facts = await context.read_manifest(view.step.manifest, run, view.step.idx)
@@ -177,22 +135,30 @@ async def show_checkpoint(context: PageContext, params: PageParams) -> View:
 
 
 async def show_nodes(context: PageContext, params: PageParams) -> View:
-    order = params.choice("order", nodes.NODE_ORDERS, "units")
-    role, status = params.choice("role", nodes.ROLE_COLUMNS), params.choice("status", nodes.NODE_STATUSES)
-    owner, after, query = params.node("owner"), params.cursor(), params.text("q")
+    among = context.require_live().list_phase(params.phase) if params.phase else None
 
     def read(db: ReadTransaction) -> nodes.NodesView:
-        if query:
-            found = Rows(search.search(db, query).nodes)
+        if params.q:
+            found = Rows(search.search(db, params.q).nodes)
         else:
-            found = nodes.read_nodes(db, order=order, role=role, status=status, owner=owner, after=after)
-        is_whole = not (query or role or status or owner or after)
+            found = nodes.read_nodes(
+                db,
+                order=params.order,
+                role=params.role,
+                status=params.status,
+                owner=params.owner,
+                among=among,
+                after=params.after,
+                limit=params.limit,
+            )
+        is_whole = not (params.q or params.role or params.status or params.phase or params.owner or params.after)
         return nodes.NodesView(
-            order=order,
-            role=role,
-            status=status,
-            owner=str(owner or ""),
-            query=query,
+            order=params.order,
+            role=params.role,
+            status=params.status,
+            phase=params.phase,
+            owner=str(params.owner or ""),
+            query=params.q,
             nodes=found,
             presence=None,
             uptime={},
@@ -201,41 +167,51 @@ async def show_nodes(context: PageContext, params: PageParams) -> View:
 
     view = await context.reader.query(read)
     listed = [NodeId.parse(row.node) for row in view.nodes.rows]
-    return replace(view, presence=context.live.get_presence(listed), uptime=await context.uptime.get_uptime(listed))
+    presence = context.live.get_presence(listed) if context.live else None
+    return replace(view, presence=presence, uptime=await context.uptime.get_uptime(listed))
 
 
 async def show_node(context: PageContext, params: PageParams) -> View:
-    node = params.node("node")
+    node, live = params.node, context.live
     assert node is not None
     view = await context.reader.query(lambda db: nodes.read_node(db, node) or nodes.read_account(db, node))
-    if not isinstance(view, nodes.NodeView):
+    if not isinstance(view, nodes.NodeView) or live is None:
         return view
-    presence = context.live.get_presence([node])
-    refused = await context.live.list_refused(node)
     return replace(
         view,
-        presence=presence[str(node)] if presence else None,
-        sent_bytes=context.live.get_sent_bytes(node),
+        presence=live.get_presence([node])[str(node)],
+        work=live.get_work(node),
+        sent_bytes=live.get_sent_bytes(node),
         uptime=(await context.uptime.get_uptime([node])).get(str(node)),
-        refused=None if refused is None else tuple(refused),
+        refused=tuple(await live.list_refused(node)),
     )
 
 
+async def list_leases(context: PageContext, params: PageParams) -> View:
+    index = "leases_open_by_node" if params.node else "leases_open_by_run" if params.run else "leases_open"
+    return await _list(context, params, LeaseSummary, index, run=params.run, node=params.node)
+
+
 async def show_submissions(context: PageContext, params: PageParams) -> View:
-    run, node, before = params.run(), params.node("node"), params.number("before")
-    state = params.choice("state", submissions.SUBMISSION_PROGRESS)
-    found = await context.reader.query(lambda db: submissions.read_submissions(db, run, node, state, before))
-    return submissions.SubmissionsView(run=run or "", node=str(node or ""), state=state, submissions=found)
+    def read(db: ReadTransaction) -> Rows[SubmissionSummary]:
+        return submissions.read_submissions(
+            db, params.run, params.node, params.state, params.before, params.limit, params.step
+        )
+
+    found = await context.reader.query(read)
+    return submissions.SubmissionsView(
+        run=params.run or "", node=str(params.node or ""), state=params.state, submissions=found
+    )
 
 
 async def show_submission(context: PageContext, params: PageParams) -> View:
-    name, first = params.digest("submission"), params.number("first", 10**6) or 0
+    name = params.submission
     assert name is not None
     view = await context.reader.query(lambda db: submissions.read_submission(db, name))
     if view is None:
         return None
     return replace(
-        view, rollouts=await _read_rollouts(context, view, first), chunk_strips=await _read_chunks(context, view)
+        view, rollouts=await _read_rollouts(context, view, params.first), chunk_strips=await _read_chunks(context, view)
     )
 
 
@@ -262,58 +238,92 @@ async def _read_chunks(context: PageContext, view: submissions.SubmissionView) -
     return ()
 
 
+async def list_verdicts(context: PageContext, params: PageParams) -> View:
+    index = "verdicts_by_run" if params.run else ""
+    index = "verdicts_by_validator" if params.node else index
+    index = "verdicts_by_submission" if params.submission else index
+    where = {"run": params.run, "validator": params.node, "submission": params.submission}
+    return await _list(context, params, VerdictSummary, index, **where)
+
+
 async def show_slashes(context: PageContext, params: PageParams) -> View:
-    run, before = params.run(), params.number("before")
-    found = await context.reader.query(lambda db: submissions.read_slashes(db, run, before))
-    return submissions.SlashesView(run=run or "", slashes=found)
+    found = await context.reader.query(lambda db: submissions.read_slashes(db, params.run, params.before, params.limit))
+    return submissions.SlashesView(run=params.run or "", slashes=found)
 
 
 async def show_slash(context: PageContext, params: PageParams) -> View:
-    name = params.digest("submission")
+    name = params.submission
     assert name is not None
     return await context.reader.query(lambda db: submissions.read_slash(db, name))
 
 
-async def show_entries(context: PageContext, params: PageParams) -> View:
-    kind, run, before = params.choice("kind", entries.ENTRY_KINDS), params.run(), params.number("before")
-    about, author = params.subject("about"), params.node("author")
-    found = await context.reader.query(
-        lambda db: entries.read_entries(db, kind=kind, run=run, about=about, author=author, before=before)
+async def list_appeals(context: PageContext, params: PageParams) -> View:
+    index = "slashes_appealed_by_run" if params.run else "slashes_appealed"
+    return await _list(context, params, AppealSummary, index, run=params.run)
+
+
+async def _list(context: PageContext, params: PageParams, row: type, index: str, **where: Any) -> Rows[Any]:
+    return await context.reader.query(
+        lambda db: read_rows(db, row, before=params.before, limit=params.limit, index=index, **where)
     )
+
+
+async def show_entries(context: PageContext, params: PageParams) -> View:
+    def read(db: ReadTransaction) -> Rows[EntrySummary]:
+        return entries.read_entries(
+            db,
+            kind=params.kind,
+            run=params.run,
+            about=params.about,
+            author=params.author,
+            before=params.before,
+            limit=params.limit,
+        )
+
     return entries.EntriesView(
-        kind=kind, run=run or "", about="0x" + about.hex() if about else "", author=str(author or ""), entries=found
+        kind=params.kind,
+        run=params.run or "",
+        about="0x" + params.about.hex() if params.about else "",
+        author=str(params.author or ""),
+        entries=await context.reader.query(read),
     )
 
 
 async def show_entry(context: PageContext, params: PageParams) -> View:
-    index = params.number("index")
+    index = params.index
     assert index is not None
     return await context.reader.query(lambda db: entries.read_entry(db, context.mirror, index))
 
 
 async def show_heads(context: PageContext, params: PageParams) -> View:
-    before, old, new = params.number("before"), params.number("old"), params.number("new")
+    old, new = params.old, params.new
     if old is not None and new is not None and old > new:
         raise RemoteError("old", f"is {old:,}, more than the newer head's {new:,}")
-    view = await context.reader.query(lambda db: entries.read_heads(db, before))
-    anchors = tuple((context.live.list_anchors() or ())[:ANCHORS_SHOWN])
-    return replace(view, old=old, new=new, anchors=anchors)
+    view = await context.reader.query(lambda db: entries.read_heads(db, params.before, params.limit))
+    anchors = context.live.list_anchors() if context.live else []
+    return replace(view, old=old, new=new, anchors=tuple(anchors[:ANCHORS_SHOWN]))
+
+
+async def show_newest_head(context: PageContext, params: PageParams) -> View:
+    return await context.reader.run_in_thread(lambda: proofs.read_newest_head(context.mirror))
+
+
+async def show_consistency(context: PageContext, params: PageParams) -> View:
+    old = params.old
+    assert old is not None
+    return await context.reader.run_in_thread(lambda: proofs.prove_consistency(context.mirror, old, params.new))
 
 
 async def show_network(context: PageContext, params: PageParams) -> View:
-    run = params.run()
-    view = await context.reader.query(lambda db: overview.read_network(db, run))
-    if view is None or not view.run:
+    view = await context.reader.query(lambda db: overview.read_network(db, params.run))
+    if view is None or not view.run or context.live is None:
         return view
     serving = context.live.list_serving(RunId(view.run))
-    if serving is None:
-        return view
     return replace(view, serving=tuple(serving), ahead=sum(view.latest_manifest in each.manifests for each in serving))
 
 
 async def show_search(context: PageContext, params: PageParams) -> View:
-    query = params.text("q")
-    return await context.reader.query(lambda db: search.search(db, query))
+    return await context.reader.query(lambda db: search.search(db, params.q))
 
 
 async def show_about(context: PageContext, params: PageParams) -> View:
@@ -326,3 +336,24 @@ async def show_about(context: PageContext, params: PageParams) -> View:
         size=facts.get("size", 0),
         head_size=facts.get("head_size", 0),
     )
+
+
+# --- From a running coordinator ---------------------------------------------------------------------------------------
+
+
+async def show_status(context: PageContext, params: PageParams) -> View:
+    return context.require_live().get_status()
+
+
+async def show_settlement(context: PageContext, params: PageParams) -> View:
+    return context.require_live().get_settlement()
+
+
+async def show_payout(context: PageContext, params: PageParams) -> View:
+    assert params.run is not None
+    assert params.epoch is not None
+    return await context.require_live().get_payout(params.run, params.epoch)
+
+
+async def list_refused(context: PageContext, params: PageParams) -> View:
+    return Rows(tuple((await context.require_live().list_refused())[: params.limit]))

@@ -1,5 +1,6 @@
 """Renders views with templates. Every text is escaped."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import jinja2
 from aiohttp import web
 
-from prime_explorer.formatting import DRAWINGS, FILTERS, GLOBALS
+from prime_explorer.formatting import DRAWINGS, FILTERS, GLOBALS, with_query
 from prime_explorer.index.store import IndexNotReady, IndexReader, ReadTransaction
+from prime_explorer.routes import JSON_ROOT
 from prime_protocol.wire.ids import DEFAULT_TICKER
 
 if TYPE_CHECKING:
@@ -66,11 +68,14 @@ class Renderer:
         for name in self._environment.list_templates():
             self._environment.get_template(name)  # now: a release that is installed later must not mix with this one
 
-    async def render(self, reader: IndexReader, name: str, view: Any, request: web.Request) -> bytes:
+    async def render(
+        self, reader: IndexReader, name: str, view: Any, request: web.Request, query: Mapping[str, str]
+    ) -> bytes:
+        """`query` are the parameters that the view was made with."""
         template = self._environment.get_template(name)
 
         def fill(db: ReadTransaction) -> bytes:
-            frame = self._frame(db.read_meta(), request, has_data=True)
+            frame = self._frame(db.read_meta(), request, with_query(JSON_ROOT + request.path.rstrip("/"), query))
             return template.render(view=view, frame=frame, query=dict(request.query)).encode()
 
         return await reader.query(fill)
@@ -80,12 +85,10 @@ class Renderer:
             facts = await reader.query(ReadTransaction.read_meta)
         except IndexNotReady:
             facts = {}
-        frame = self._frame(facts, request, has_data=False)
+        frame = self._frame(facts, request, "")
         return self._environment.get_template("failure.html").render(failure=failure, frame=frame, query={})
 
-    def _frame(self, facts: dict[str, Any], request: web.Request, *, has_data: bool) -> PageFrame:
-        query = f"?{request.query_string}" if request.query_string else ""
-        path = request.path.rstrip("/")
+    def _frame(self, facts: dict[str, Any], request: web.Request, data_path: str) -> PageFrame:
         return PageFrame(
             network=facts.get("network", ""),
             ticker=facts.get("ticker", DEFAULT_TICKER),
@@ -96,14 +99,14 @@ class Renderer:
             local_error=facts.get("local_error", ""),
             address=str(request.url.origin()),
             path=request.path,
-            data_path=f"/api/pages{path}{query}" if has_data else "",
+            data_path=data_path,
             is_live=self._is_live,
             has_files=self._has_files,
         )
 
 
 def get_static_url(name: str) -> str:
-    """The URL contains a digest, so that clients can cache the file for ever."""
+    """The URL contains a digest, so that clients can cache the file without a limit."""
     digest = _DIGESTS.get(name)
     if digest is None:
         digest = _DIGESTS[name] = sha256((FOLDER / "static" / name).read_bytes()).hexdigest()[:12]

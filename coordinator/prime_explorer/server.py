@@ -10,7 +10,7 @@ import json
 import logging
 import mimetypes
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from hashlib import sha256
@@ -23,17 +23,18 @@ from prime_explorer.config import (
     ADDRESSES_TRACKED_MAX,
     CONCURRENT_PAGES_MAX,
     CSV_BATCH_ROWS,
+    INDEX_POLL_S,
+    INDEX_WAIT_S,
     KEEP_ALIVE_MS,
-    PAGE_BURST,
-    PAGE_RATE,
     PAGE_TIMEOUT_MS,
     STREAM_CHECK_MS,
     STREAMS_MAX,
     STREAMS_PER_ADDRESS_MAX,
     UPDATE_POLL_MS,
 )
-from prime_explorer.handlers import PageContext, PageParams
+from prime_explorer.handlers import NotLive, PageContext
 from prime_explorer.index.store import IndexNotReady, IndexReader, ReadTransaction, format_id
+from prime_explorer.params import parse_params
 from prime_explorer.rendering import Renderer
 from prime_explorer.routes import PageRoute
 from prime_protocol.errors import LocalError, RemoteError
@@ -64,11 +65,13 @@ CACHE_FOREVER = "public, max-age=31536000, immutable"
 class PageError(Exception):
     """An error page."""
 
-    def __init__(self, status: int, title: str, problem: str, *, retry_after_s: int = 0) -> None:
+    def __init__(self, status: int, title: str, problem: str, *, field: str = "", retry_after_s: int = 0) -> None:
         super().__init__(problem)
         self.status = status
         self.title = title
         self.problem = problem
+        self.field = field
+        """The parameter that is wrong; empty if none is."""
         self.retry_after_s = retry_after_s
 
 
@@ -76,13 +79,19 @@ class PageServer:
     """Serves pages and JSON, with limits per address."""
 
     def __init__(
-        self, context: PageContext, renderer: Renderer, *, wake: Callable[[], None], proxies: Collection[str]
+        self,
+        context: PageContext,
+        renderer: Renderer,
+        *,
+        wake: Callable[[], None],
+        proxies: Collection[str],
+        rate: RateLimit,
     ) -> None:
         self._context = context
         self._renderer = renderer
         self._wake = wake
         self._proxies = proxies
-        self._rates = TokenBuckets(RateLimit(per_second=PAGE_RATE, burst=PAGE_BURST), keys_max=ADDRESSES_TRACKED_MAX)
+        self._rates = TokenBuckets(rate, keys_max=ADDRESSES_TRACKED_MAX)
         self._gate = ConcurrencyLimit(total_max=CONCURRENT_PAGES_MAX, key_max=CONCURRENT_PAGES_MAX // 4)
         self._streams = ConcurrencyLimit(total_max=STREAMS_MAX, key_max=STREAMS_PER_ADDRESS_MAX)
 
@@ -136,27 +145,52 @@ class PageServer:
     def _check_limits(self, origin: str, limit: ConcurrencyLimit) -> None:
         if wait_ms := self._rates.take(origin, int(asyncio.get_running_loop().time() * 1000)):
             raise PageError(
-                429, "Too many requests", "Your address requested too many pages.", retry_after_s=1 + wait_ms // 1000
+                429,
+                "Too many requests",
+                "Your address requested too many pages.",
+                retry_after_s=1 + wait_ms // 1000,
             )
         if not limit.enter(origin):
             raise PageError(503, "Busy", "The server is rendering too many pages.", retry_after_s=2)
 
     async def _show_page(self, page: PageRoute, request: web.Request) -> web.StreamResponse:
-        view = await self._make_view(page, request)
+        # HTML forms send empty parameters, and the page of heads one that only its script reads.
+        given = {name: text.strip() for name, text in request.query.items() if text.strip() and name in page.in_query}
+        view = await self._make_view(page, {**given, **request.match_info})
         if target := getattr(view, "only", None):
             raise web.HTTPSeeOther(target)
         template = getattr(view, "TEMPLATE", page.template)
-        body = await self._renderer.render(self._context.reader, template, view, request)
+        body = await self._renderer.render(self._context.reader, template, view, request, given)
         return _reply(request, body, "text/html")
 
     async def _show_data(self, page: PageRoute, request: web.Request) -> web.StreamResponse:
-        view = await self._make_view(page, request)
-        return _reply(request, encode_view(view), "application/json")
+        query = dict(request.query)
+        if len(query) != len(request.query):
+            raise RemoteError("query", "names a parameter twice")
+        given = {**query, **request.match_info}
+        if len(given) != len(query) + len(request.match_info):
+            raise RemoteError("query", "names a parameter of the path")
+        body = encode_view(await self._wait_for_index(page, given))
+        is_immutable = page.is_immutable and given.keys() >= set(page.in_query)
+        return _reply(request, body, "application/json", CACHE_FOREVER if is_immutable else "no-cache")
 
-    async def _make_view(self, page: PageRoute, request: web.Request) -> Any:
-        view = await page.handler(self._context, PageParams({**request.query, **request.match_info}))
+    async def _wait_for_index(self, page: PageRoute, given: Mapping[str, str]) -> Any:
+        """A program that asks right after a start waits for the first index; a person gets a page that says so."""
+        loop = asyncio.get_running_loop()
+        give_up_s = loop.time() + INDEX_WAIT_S
+        while True:
+            try:
+                return await self._make_view(page, given)
+            except IndexNotReady:
+                if loop.time() >= give_up_s:
+                    raise
+            await asyncio.sleep(INDEX_POLL_S)
+
+    async def _make_view(self, page: PageRoute, given: Mapping[str, str]) -> Any:
+        params = parse_params((*page.in_path, *page.in_query), (*page.in_path, *page.required), given)
+        view = await page.handler(self._context, params)
         if view is None:
-            raise PageError(404, "Not found", page.not_found)
+            raise PageError(404, "Not found", page.not_found, field=page.in_path[-1] if page.in_path else "")
         return view
 
     async def _send_error(
@@ -167,8 +201,10 @@ class PageServer:
         headers = {"Cache-Control": "no-store", **HEADERS}
         if failure.retry_after_s:
             headers["Retry-After"] = str(failure.retry_after_s)
+        if failure.status == 405:
+            headers["Allow"] = "GET, HEAD"
         if is_json:
-            body = {"error": {"title": failure.title, "problem": failure.problem}}
+            body = {"error": {"title": failure.title, "field": failure.field, "problem": failure.problem}}
             return web.json_response(body, status=failure.status, headers=headers)
         text = await self._renderer.render_failure(self._context.reader, failure, request)
         return web.Response(status=failure.status, text=text, content_type="text/html", headers=headers)
@@ -180,7 +216,9 @@ def to_page_error(error: Exception, request: web.Request) -> PageError | web.HTT
         case PageError() | web.HTTPException():
             return error
         case RemoteError():
-            return PageError(400, "Invalid parameter", f"{error.field} {error.problem}.")
+            return PageError(400, "Invalid parameter", f"{error.field} {error.problem}.", field=error.field)
+        case NotLive():
+            return PageError(404, "Not known here", "This explorer has only a copy of the log. Ask its coordinator.")
         case IndexNotReady():
             return PageError(
                 503,
@@ -198,9 +236,9 @@ def to_page_error(error: Exception, request: web.Request) -> PageError | web.HTT
     return PageError(500, "Internal error", f"The server logged it as incident {incident}.")
 
 
-def _reply(request: web.Request, body: bytes, kind: str) -> web.Response:
+def _reply(request: web.Request, body: bytes, kind: str, caching: str = "no-cache") -> web.Response:
     tag = f'"{sha256(body).hexdigest()[:32]}"'
-    headers = {"ETag": tag, "Cache-Control": "no-cache", **HEADERS}
+    headers = {"ETag": tag, "Cache-Control": caching, **HEADERS}
     if tag in [each.strip().removeprefix("W/") for each in request.headers.get("If-None-Match", "").split(",")]:
         return web.Response(status=304, headers=headers)
     response = web.Response(body=body, content_type=kind, charset="utf-8", headers=headers)
@@ -307,7 +345,7 @@ STEP_COLUMNS = (
 
 async def send_contributions_csv(request: web.Request, reader: IndexReader) -> web.StreamResponse:
     """Stream the CSV of all nodes, or with `node` the steps of one node."""
-    node = PageParams(request.query).node("node")
+    node = parse_params(("node",), (), {name: text for name, text in request.query.items() if text.strip()}).node
     columns = STEP_COLUMNS if node else NODE_COLUMNS
     name = f"contributions-{node}.csv" if node else "contributions.csv"
     rows = await reader.query(partial(_read_contributions, node, (b"",) if node is None else ("", -1)))

@@ -13,91 +13,57 @@ from pathlib import Path
 from typing import Protocol
 
 from prime_explorer.config import MANIFEST_BYTES_READ, MANIFESTS_CACHED, UPTIME_SAMPLE_MS
+from prime_explorer.pages.live import (
+    ChainAnchor,
+    NodeCounts,
+    NodePresence,
+    NodeWork,
+    PayoutView,
+    RefusedFile,
+    ServingNode,
+    SettlementView,
+    StatusView,
+)
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.weights.manifest import open_manifest
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
 from prime_runtime.clock import Clock
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodePresence:
-    """The last heartbeat of a node."""
-
-    phase: str
-    activity: str | None
-    checkpoint_step: int | None
-    last_beat_ms: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ServingNode:
-    """A node that serves weights, by its own announcement."""
-
-    node: str
-    depth: int
-    slots_free: int
-    urls: int
-    """Number of addresses at which it can be reached."""
-    manifests: tuple[str, ...]
-    """Manifests that it serves, newest first."""
-    parents: tuple[str, ...]
-    """Nodes that sent it most of the newest manifest."""
-    sent_bytes: int
-    """Bytes sent since it started."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedFile:
-    """A rollout file that intake refused. The log has no entry about it."""
-
-    at_ms: int
-    run: str
-    lease: int
-    field: str
-    problem: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ChainAnchor:
-    """A tree head that a contract holds."""
-
-    run: str
-    size: int
-    root: str
-    block: int
-    transaction: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OnlineCounts:
-    """Number of nodes by their last heartbeat."""
-
-    online: int
-    late: int
-
-
 class LiveState(Protocol):
-    """State of a running coordinator. Called in the event loop, so it must not block. None: not known here."""
+    """State of a running coordinator. Called in the event loop, so it must not block."""
 
-    def count(self) -> OnlineCounts | None: ...
+    def get_status(self) -> StatusView: ...
 
-    def list_online(self) -> list[NodeId] | None: ...
+    def get_settlement(self) -> SettlementView: ...
 
-    def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, NodePresence] | None:
+    async def get_payout(self, run: RunId, epoch: int) -> PayoutView | None: ...
+
+    def count(self) -> NodeCounts: ...
+
+    def list_phase(self, phase: str) -> list[NodeId]:
+        """The nodes that are online, late or lost."""
+        ...
+
+    def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, NodePresence]:
         """By address in its printed form."""
         ...
 
-    def list_serving(self, run: RunId) -> list[ServingNode] | None: ...
+    def get_work(self, node: NodeId) -> NodeWork | None:
+        """None if it is not registered."""
+        ...
+
+    def list_serving(self, run: RunId) -> list[ServingNode]: ...
 
     def get_sent_bytes(self, node: NodeId) -> int | None:
         """Bytes of weights that it sent in all runs since it started, by its own announcement."""
         ...
 
-    async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:
-        """Newest first, for the last weeks."""
+    async def list_refused(self, node: NodeId | None = None) -> list[RefusedFile]:
+        """Newest first, for the last weeks; of all nodes if none is named."""
         ...
 
-    def list_anchors(self) -> list[ChainAnchor] | None:
+    def list_anchors(self) -> list[ChainAnchor]:
         """Newest first."""
         ...
 
@@ -108,31 +74,6 @@ class ObjectSource(Protocol):
     async def read(self, digest: Digest, bytes_max: int) -> bytes | None:
         """The verified file; None if it is missing or longer than `bytes_max`."""
         ...
-
-
-class NoLiveState:
-    """The live state of an explorer that has only a mirror of the log."""
-
-    def count(self) -> OnlineCounts | None:
-        return None
-
-    def list_online(self) -> list[NodeId] | None:
-        return None
-
-    def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, NodePresence] | None:
-        return None
-
-    def list_serving(self, run: RunId) -> list[ServingNode] | None:
-        return None
-
-    def get_sent_bytes(self, node: NodeId) -> int | None:
-        return None
-
-    async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:
-        return None
-
-    def list_anchors(self) -> list[ChainAnchor] | None:
-        return None
 
 
 class NoObjects:
@@ -202,7 +143,7 @@ COUNT_ONLINE = "INSERT INTO seen VALUES (?, ?, 1) ON CONFLICT (node) DO UPDATE S
 class UptimeCounter:
     """Counts samples that found each node online, and all samples since the first one."""
 
-    def __init__(self, path: Path, live: LiveState, clock: Clock) -> None:
+    def __init__(self, path: Path, live: LiveState | None, clock: Clock) -> None:
         self._path = path
         self._live = live
         self._clock = clock
@@ -211,9 +152,8 @@ class UptimeCounter:
         """Sample until cancelled."""
         while True:
             await self._clock.sleep_ms(UPTIME_SAMPLE_MS)
-            online = self._live.list_online()
-            if online is not None:
-                await asyncio.to_thread(self.record_sample, online)
+            if self._live is not None:
+                await asyncio.to_thread(self.record_sample, self._live.list_phase("online"))
 
     def record_sample(self, online: Sequence[NodeId]) -> None:
         """Record one sample."""

@@ -6,32 +6,39 @@ its shape.
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, field, fields
+from dataclasses import asdict, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from prime_coordinator.admin.calibrations import (
+    MEASURE_ADVICE,
+    NAMED_CALIBRATIONS,
+    check_architecture,
+    find_calibration,
+)
 from prime_protocol.constants import (
     BASIS_POINTS,
     FLOP_PER_CONTEXT_TOKEN_MAX,
     FLOP_PER_TOKEN_MAX,
     PROTOCOL_VERSION,
     QUORUM_MAX,
+    READ_FLOP_PER_US,
+    READ_US_PER_TOKEN_MAX,
+    READ_US_PER_TOKEN_MIN,
     TEMPERATURE_MAX,
 )
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.rewards import (
-    StateSpaceShape,
-    TransformerShape,
-    compute_flop_per_context_token,
-    compute_flop_per_token,
-    compute_state_space_flop_per_token,
-)
-from prime_protocol.ledger.terms import ANY_MODEL_FILES, RunTerms, SlashDestination
-from prime_protocol.proofs.tolerance import Precision, Tolerance
+from prime_protocol.ledger.terms import ANY_MODEL_FILES, VESTING_MS, RunTerms, SlashDestination, TrainOn
+from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.ids import Digest, NodeId
-from prime_runtime.model_files import CONFIG_FILE, digest_model_files
-from prime_runtime.settings.loader import resolve_config
+from prime_runtime.model_files import (
+    CONFIG_FILE,
+    UNBOUNDED_CONTEXT_TOKENS,
+    digest_model_files,
+    parse_context_length,
+)
+from prime_runtime.settings.loader import DEFAULT, ResolvedConfig, resolve_config
 from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 NANO_PER_PRIME = 10**9
@@ -60,6 +67,12 @@ STATE_KEYS = {
 """Names in the config.json of a state-space decoder."""
 STATE_FAMILIES = ("falcon_mamba", "mamba")
 
+VALIDATOR_SLASH_NANO = 20 * NANO_PER_PRIME
+"""Default: the pay of all validators for a hundred steps, so a lie costs more than honest verdicts earn in days."""
+
+LONG_STOP_MS = 72 * HOUR_MS
+"""Default: with a chain, all windows together must end before stake leaves the vault after 14 days."""
+
 
 @settings_class
 class TermsConfig:
@@ -70,9 +83,14 @@ class TermsConfig:
     model: str
     """Name of the model, to show."""
     model_files: str = str(ANY_MODEL_FILES)
-    """Digest of the files beside the tensors: shape, tokenizer, end tokens, prompt. A model folder gives it; zeros:
-    any will do."""
+    """Digest of the files beside the tensors: shape, tokenizer, end tokens, prompt. A model folder gives it.
+    Zeros, on a devnet only: any will do."""
     tolerance: Tolerance = field(default_factory=Tolerance)
+    calibration: str = ""
+    """A named calibration, which `run calibrations` lists; or on what the tolerance was measured, as the file of
+    `prime-node calibrate` says. Only a devnet runs without."""
+    calibrated_at_ms: Annotated[int, Between(0, 2**53)] = 0
+    """When it was measured, in Unix milliseconds. The file of `prime-node calibrate` has it."""
     task_set: str
     """Task set as in docs/protocol/tasks.md."""
     vocabulary: Annotated[int, Between(1, 2**20)]
@@ -89,6 +107,8 @@ class TermsConfig:
     """Longest prompt."""
     output_tokens_max: Annotated[int, Between(1, 2**20)] = 1024
     """Longest completion."""
+    context_tokens_max: Annotated[int, Between(2, UNBOUNDED_CONTEXT_TOKENS)] = UNBOUNDED_CONTEXT_TOKENS
+    """The model's context: the longest prompt and completion together may not exceed it. A model config supplies it."""
     temperature: Annotated[float, Between(0.0, TEMPERATURE_MAX)] = 1.0
     """Sampling temperature; 0 is greedy."""
     lag_max: Annotated[int, Between(0, 64)] = 2
@@ -108,15 +128,24 @@ class TermsConfig:
     audit_floor: Annotated[int, Between(1, BASIS_POINTS)] = 500
     """Least share of submissions that is audited, in basis points: 500 is 5 %."""
     verdict_ms: Annotated[int, Between(1_000, 24 * HOUR_MS)] = 10 * MINUTE_MS
-    """Time for a drawn validator to give its verdict, before others are drawn."""
+    """Time for a drawn validator to give its verdict, before others are drawn; the time to read the file comes on top,
+    and leases are cut so that it is at most as long again."""
+    read_us_per_token: Annotated[int, Between(0, READ_US_PER_TOKEN_MAX)] | None = None
+    """Microseconds that a validator is granted to read one token; unset: derived from units_per_token."""
     appeal_ms: Annotated[int, Between(1_000, 90 * 24 * HOUR_MS)] = 24 * HOUR_MS
     """Time to appeal against a slash."""
     judgement_ms: Annotated[int, Between(1_000, 90 * 24 * HOUR_MS)] = 24 * HOUR_MS
-    """Time to decide an appeal; after that the stake is returned."""
+    """Time for judges to decide an appeal, and for an inspector to decide a file on which validators stay split. After
+    that an inspector may decide the appeal too."""
+    long_stop_ms: Annotated[int, Between(1_000, 366 * 24 * HOUR_MS)] | None = None
+    """How long an appeal that has no judges keeps the stake in escrow, before it is returned without credit; at least
+    judgement_ms. Unset: 72 h, or judgement_ms."""
     stake_min_nano: Annotated[int, Between(0, 2**63 - 1)] = 100 * NANO_PER_PRIME
     """Least stake behind a node that gets work."""
     slash_nano: Annotated[int, Between(0, 2**63 - 1)] = 50 * NANO_PER_PRIME
     """What a fraudulent submission costs; at most stake_min_nano."""
+    validator_slash_nano: Annotated[int, Between(0, 2**63 - 1)] | None = None
+    """What a validator loses whose verdict is refuted, at most stake_min_nano; unset: 20 PRIME, or stake_min_nano."""
     appeal_bond_nano: Annotated[int, Between(0, 2**63 - 1)] = 5 * NANO_PER_PRIME
     """Bond of an appeal, lost if it fails."""
     slash_to: SlashDestination = SlashDestination.BURN
@@ -126,6 +155,15 @@ class TermsConfig:
     than what a slash deters at the audit floor: docs/verification.md."""
     audit_share: Annotated[int, Between(0, BASIS_POINTS)] = 1_000
     """Share of the budget for validators whose verdicts were confirmed, in basis points."""
+    train_on: TrainOn = TrainOn.ACCEPTED
+    """Submissions that checkpoints may be trained on: all accepted ones, or only audited ones."""
+    vesting_ms: Annotated[int, Between(0, 90 * 24 * HOUR_MS)] | None = None
+    """How long after its last settled submission a step is paid; until then a conviction costs the node its unpaid pay.
+    Unset: 0 on a devnet, 24 h elsewhere."""
+    finding_bond_nano: Annotated[int, Between(0, 2**63 - 1)] = NANO_PER_PRIME
+    """Bond of a finding, lost if judges do not agree with it."""
+    bounty_share: Annotated[int, Between(0, BASIS_POINTS)] = 2_000
+    """Share of an executed slash for whoever filed the finding that led to it, in basis points."""
 
 
 def read_terms(
@@ -138,7 +176,46 @@ def read_terms(
 ) -> RunTerms:
     """Terms of a new run; ConfigError names the key that is wrong or missing."""
     known = read_model_config(model_config) if model_config else {}
-    return to_terms(resolve_config(TermsConfig, flags, environ, toml, known=known).config, is_devnet=is_devnet)
+    resolved = resolve_config(TermsConfig, flags, environ, toml, known=known)
+    terms = to_terms(apply_named_calibration(resolved, model_config), is_devnet=is_devnet)
+    if not is_devnet:
+        require_model_files(terms)
+        check_calibration(terms)
+    return terms
+
+
+def apply_named_calibration(resolved: ResolvedConfig[TermsConfig], model_config: Path | None) -> TermsConfig:
+    """The config with the bounds that `calibration` names. ConfigError: they are not for this model."""
+    config = resolved.config
+    named = find_calibration(config.calibration)
+    if named is None:
+        if config.calibration and not config.calibrated_at_ms:
+            names = ", ".join(each.name for each in NAMED_CALIBRATIONS)
+            raise ConfigError(
+                f"calibration {config.calibration!r} is not a known name; there are: {names}. {MEASURE_ADVICE}"
+            )
+        return config  # none, or measured by the operator
+    for each in fields(Tolerance):
+        source, given = resolved.sources[f"tolerance.{each.name}"], getattr(config.tolerance, each.name)
+        wanted = getattr(named.tolerance, each.name)
+        if source != DEFAULT and given != wanted:
+            raise ConfigError(
+                f"tolerance.{each.name} is {given} ({source}), calibration {named.name} has {wanted}: leave it out. "
+                + MEASURE_ADVICE
+            )
+    check_architecture(named, load_model_config(model_config) if model_config else None)
+    return replace(
+        config, calibration=named.describe(), calibrated_at_ms=named.measured_at_ms, tolerance=named.tolerance
+    )
+
+
+def check_calibration(terms: RunTerms) -> None:
+    """Default bounds fit every kind of machine, so they let small deviations pass: for trying things out only."""
+    if not terms.calibration or not terms.calibrated_at_ms:
+        raise ConfigError(
+            f"calibration is missing. {MEASURE_ADVICE}, or take one that `prime-coordinator run calibrations` lists. "
+            "Only a devnet runs without"
+        )
 
 
 def change_terms(terms: RunTerms, flags: Mapping[str, Any], toml: Path | None) -> RunTerms:
@@ -148,7 +225,24 @@ def change_terms(terms: RunTerms, flags: Mapping[str, Any], toml: Path | None) -
     known |= {"inspectors": tuple(map(str, terms.inspectors))}
     tolerance = known.pop("tolerance")
     known |= {f"tolerance.{each.name}": getattr(tolerance, each.name) for each in fields(tolerance)}
-    return to_terms(resolve_config(TermsConfig, flags, {}, toml, known=known).config, is_devnet=False)
+    config = resolve_config(TermsConfig, flags, {}, toml, known=known).config
+    if find_calibration(config.calibration) is not None:
+        raise ConfigError(f"calibration {config.calibration} is a name for `run create`. {MEASURE_ADVICE}")
+    changed = to_terms(config, is_devnet=False)
+    if terms.model_files != ANY_MODEL_FILES:
+        require_model_files(changed)
+    if terms.calibration:
+        check_calibration(changed)
+    return changed
+
+
+def require_model_files(terms: RunTerms) -> None:
+    """Without the digest a trainer could give nodes another tokenizer with every checkpoint."""
+    if terms.model_files == ANY_MODEL_FILES:
+        raise ConfigError(
+            "model_files is missing: outside a devnet a run is bound to its model's files. Give the model's folder, "
+            "with config.json, tokenizer.json and the others as the trainer has them: --model-config FOLDER"
+        )
 
 
 def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
@@ -156,6 +250,14 @@ def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
     values["tolerance"] = Tolerance(**values["tolerance"])
     if values["quorum"] is None:
         values["quorum"] = QUORUM_DEVNET if is_devnet else QUORUM
+    if values["vesting_ms"] is None:
+        values["vesting_ms"] = 0 if is_devnet else VESTING_MS
+    if values["validator_slash_nano"] is None:
+        values["validator_slash_nano"] = min(VALIDATOR_SLASH_NANO, config.stake_min_nano)
+    if values["long_stop_ms"] is None:
+        values["long_stop_ms"] = max(LONG_STOP_MS, config.judgement_ms)
+    if values["read_us_per_token"] is None:
+        values["read_us_per_token"] = compute_read_us_per_token(config.units_per_token)
     values["trainer"] = _parse_node("trainer", config.trainer)
     values["inspectors"] = tuple(_parse_node("inspectors", each) for each in config.inspectors)
     try:
@@ -169,6 +271,11 @@ def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
         raise ConfigError(f"{error.field.removeprefix('RunTerms.')} {error.problem}") from None
 
 
+def compute_read_us_per_token(units_per_token: int) -> int:
+    """What a slow GPU needs for two forward passes, one in each precision."""
+    return min(READ_US_PER_TOKEN_MAX, max(READ_US_PER_TOKEN_MIN, -(-2 * units_per_token // READ_FLOP_PER_US)))
+
+
 def _parse_node(name: str, text: str) -> NodeId:
     try:
         return NodeId.parse(text)
@@ -176,10 +283,9 @@ def _parse_node(name: str, text: str) -> NodeId:
         raise ConfigError(f"{name} is {text!r}; {error.problem}") from None
 
 
-def read_model_config(path: Path) -> dict[str, Any]:
-    """What a model's config.json says: vocabulary and FLOP factors. Its folder also gives the digest of its files."""
-    if path.is_dir():
-        return {**read_model_config(path / CONFIG_FILE), "model_files": str(digest_model_files(path))}
+def load_model_config(path: Path) -> dict[str, Any]:
+    """The config.json of a model, or of the folder that contains it, as it is."""
+    path = path / CONFIG_FILE if path.is_dir() else path
     try:
         with path.open("rb") as file:
             raw = file.read(MODEL_CONFIG_BYTES_MAX + 1)
@@ -188,9 +294,30 @@ def read_model_config(path: Path) -> dict[str, Any]:
         raise LocalError(f"cannot read the model config {path}: {error}") from None
     if len(raw) > MODEL_CONFIG_BYTES_MAX or not isinstance(found, dict):
         raise LocalError(f"{path} is not the config.json of a model")
+    return found
+
+
+def read_model_config(path: Path) -> dict[str, Any]:
+    """What a model's config.json says: vocabulary, context and FLOP factors. Its folder also gives the digest of its
+    files."""
+    from prime_protocol.ledger.rewards import (  # here, because `run --help` imports this module
+        StateSpaceShape,
+        TransformerShape,
+        compute_flop_per_context_token,
+        compute_flop_per_token,
+        compute_state_space_flop_per_token,
+    )
+
+    if path.is_dir():
+        return {**read_model_config(path / CONFIG_FILE), "model_files": str(digest_model_files(path))}
+    found = load_model_config(path)
+    try:
+        context = {"context_tokens_max": min(parse_context_length(found), UNBOUNDED_CONTEXT_TOKENS)}
+    except RemoteError as error:
+        raise LocalError(f"{path} does not say the model's context: {error}") from None
     if found.get("model_type") in STATE_FAMILIES:
         shape = StateSpaceShape(**_take_numbers(path, found, STATE_KEYS))
-        return {"vocabulary": shape.vocabulary, "units_per_token": compute_state_space_flop_per_token(shape)}
+        return {"vocabulary": shape.vocabulary, "units_per_token": compute_state_space_flop_per_token(shape), **context}
     found.setdefault("num_key_value_heads", found.get("num_attention_heads"))
     heads, hidden = found.get("num_attention_heads"), found.get("hidden_size")
     if found.get("head_dim") is None and isinstance(heads, int) and isinstance(hidden, int) and heads > 0:
@@ -200,6 +327,7 @@ def read_model_config(path: Path) -> dict[str, Any]:
         "vocabulary": dense.vocabulary,
         "units_per_token": compute_flop_per_token(dense),
         "units_per_context_token": compute_flop_per_context_token(dense),
+        **context,
     }
 
 
@@ -210,17 +338,3 @@ def _take_numbers(path: Path, found: dict[str, Any], keys: dict[str, str]) -> di
             f"{path} has no whole number for {', '.join(missing)}; give --units-per-token and --vocabulary"
         )
     return {name: found[key] for name, key in keys.items()}
-
-
-def terms_from_plain(plain: Mapping[str, Any]) -> RunTerms:
-    """From the JSON of the API."""
-    known = {each.name: plain[each.name] for each in fields(RunTerms)}
-    tolerance = plain["tolerance"]
-    typed = {
-        "trainer": NodeId.parse(plain["trainer"]),
-        "inspectors": tuple(map(NodeId.parse, plain["inspectors"])),
-        "slash_to": SlashDestination(plain["slash_to"]),
-        "model_files": Digest.parse(plain["model_files"]),
-        "tolerance": Tolerance(**tolerance | {"precision": Precision(tolerance["precision"])}),
-    }
-    return RunTerms(**known | typed)

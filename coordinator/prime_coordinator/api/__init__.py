@@ -1,4 +1,4 @@
-"""The read-only HTTP side: JSON API, public files, metrics, and the adapter for the explorer.
+"""The read-only HTTP side: public files, metrics, and what the explorer's pages show beside the log. Rim.
 
-schemas, queries, state_rows and log_rows are pure; the others are rim. Nothing here changes the log.
+Nothing here changes the log.
 """

@@ -1,38 +1,118 @@
 """Adapter for the explorer inside a running coordinator: live data that the log does not hold."""
 
+import asyncio
+import json
+from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from prime_coordinator.app_context import AppContext
+from prime_coordinator.constants import STATUS_MS
+from prime_coordinator.core import Core
 from prime_coordinator.gossip.relay import GossipRelay
 from prime_coordinator.home import CoordinatorHome
 from prime_coordinator.intake.uploads import file_key
 from prime_coordinator.log.store import ROWS_MAX
+from prime_coordinator.scheduling.eligibility import NodePhase
+from prime_coordinator.settlement.files import ChainFiles
 from prime_explorer.app import Explorer
-from prime_explorer.sources import ChainAnchor, NodePresence, OnlineCounts, RefusedFile, ServingNode
+from prime_explorer.index.fold_audits import PROGRESS
+from prime_explorer.pages.live import (
+    ChainAnchor,
+    ChainPromise,
+    LiveRun,
+    NodeCounts,
+    NodeEligibility,
+    NodePresence,
+    NodeWork,
+    PaidAccount,
+    PayoutView,
+    RandomnessView,
+    RefusedFile,
+    ServingNode,
+    SettlementView,
+    StatusView,
+    SubmissionCounts,
+    ValueTotals,
+)
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.ledger.state import RunState, SubmissionState
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_runtime.clock import Clock
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.objects.store import ObjectMissing, ObjectStore
+from prime_runtime.rate_limits import RateLimit
 
 
 class CoordinatorLive:
-    """Presence, serving records and refused files of this moment."""
+    """What the coordinator knows at this moment."""
 
     def __init__(self, context: AppContext, relay: GossipRelay) -> None:
         self._context = context
         self._relay = relay
+        self._status: StatusView | None = None
 
-    def count(self) -> OnlineCounts | None:
-        counts = {str(phase): count for phase, count in self._context.core.liveness.count().items()}
-        return OnlineCounts(online=counts["online"], late=counts["late"])
+    # --- The network ------------------------------------------------------------------------------------------------
 
-    def list_online(self) -> list[NodeId] | None:
-        return self._context.core.liveness.list_online()
+    def get_status(self) -> StatusView:
+        """Its counts are at most STATUS_MS old; what it says of the log is of this moment."""
+        now_ms, state = self._context.now_ms(), self._context.core.state
+        # A clock that was set back would make the cached status look as if it came from the future.
+        if self._status is None or not 0 <= now_ms - self._status.now_ms < STATUS_MS:
+            self._status = make_status(self._context.core, self._context.config.network_id, now_ms)
+        return replace(self._status, entries=state.size, root=str(state.frontier.root()), newest_entry_ms=state.at_ms)
 
-    def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, NodePresence] | None:
+    def get_settlement(self) -> SettlementView:
+        status, domain = self._context.settlement.describe(), self._context.core.state.domain
+        return SettlementView(
+            kind=status["kind"],
+            chain_id=domain.chain_id,
+            court=str(domain.contract),
+            head=status.get("head", 0),
+            followed=max(0, status.get("followed", 0)),
+            problem=status.get("problem", ""),
+            pending=tuple(status.get("pending", ())),
+            refused=tuple(f"{action}: {why}" for action, why in status.get("refused", {}).items()),
+            anchors=tuple(self.list_anchors()),
+            promises=tuple(_make_promise(row) for row in status.get("promises", ())),
+        )
+
+    def list_anchors(self) -> list[ChainAnchor]:
+        return [ChainAnchor(**row) for row in self._context.settlement.describe().get("anchors", ())]
+
+    async def get_payout(self, run: RunId, epoch: int) -> PayoutView | None:
+        path = ChainFiles(self._context.config.folder).payout(run, epoch)
+        try:
+            plain = json.loads(await asyncio.to_thread(path.read_bytes))
+        except FileNotFoundError:
+            return None
+        paid = tuple(PaidAccount(account=account, paid_nano=nano) for account, nano in plain["paid_nano"].items())
+        return PayoutView(run=plain["run"], epoch=plain["epoch"], size=plain["size"], paid=paid)
+
+    async def list_refused(self, node: NodeId | None = None) -> list[RefusedFile]:
+        found = await self._context.log.list_refused(limit=ROWS_MAX)
+        names = RefusedFile.__slots__
+        return [
+            RefusedFile(**{name: getattr(each, name) for name in names})
+            for each in found
+            if node is None or each.node == str(node)
+        ]
+
+    # --- Nodes ------------------------------------------------------------------------------------------------------
+
+    def count(self) -> NodeCounts:
+        return count_nodes(self._context.core)
+
+    def list_phase(self, phase: str) -> list[NodeId]:
+        liveness = self._context.core.liveness
+        if phase == NodePhase.ONLINE:
+            return liveness.list_online()
+        return [node for node in self._context.core.state.nodes if liveness.phase(node) == phase]
+
+    def get_presence(self, nodes: Sequence[NodeId]) -> dict[str, NodePresence]:
         return {str(node): self._presence(node) for node in nodes}
 
     def _presence(self, node: NodeId) -> NodePresence:
@@ -45,10 +125,26 @@ class CoordinatorLive:
             last_beat_ms=found.beat_ms if found else None,
         )
 
-    def list_anchors(self) -> list[ChainAnchor] | None:
-        return [ChainAnchor(**row) for row in self._context.settlement.describe().get("anchors", ())]
+    def get_work(self, node: NodeId) -> NodeWork | None:
+        core, now_ms = self._context.core, self._context.now_ms()
+        if node not in core.state.nodes:
+            return None
+        throughput, rules = (
+            core.leases.throughput,
+            {run: core.get_eligibility(node, run, now_ms) for run in core.state.runs},
+        )
+        return NodeWork(
+            tokens_per_s=round(throughput.get(node, 0), 3) if throughput.is_measured(node) else None,
+            eligibility=tuple(
+                NodeEligibility(
+                    run=run, eligibility=str(rule.eligibility), is_eligible=rule.is_eligible, remedy=rule.remedy
+                )
+                for run, rule in rules.items()
+            ),
+            audits=tuple(str(task.submission) for task in core.audits.tasks(node)),
+        )
 
-    def list_serving(self, run: RunId) -> list[ServingNode] | None:
+    def list_serving(self, run: RunId) -> list[ServingNode]:
         return [
             ServingNode(
                 node=str(node),
@@ -66,13 +162,83 @@ class CoordinatorLive:
         serving = self._relay.find_serving(node, self._context.now_ms())
         return None if serving is None else serving.sent_bytes
 
-    async def list_refused(self, node: NodeId) -> list[RefusedFile] | None:
-        found = await self._context.log.list_refused(limit=ROWS_MAX)
-        return [
-            RefusedFile(at_ms=each.at_ms, run=each.run, lease=each.lease, field=each.field, problem=each.problem)
-            for each in found
-            if each.node == str(node)
-        ]
+
+def _make_promise(row: dict[str, Any]) -> ChainPromise:
+    plain = {name: value for name, value in row.items() if name not in ("headSize", "maturesAt")}
+    return ChainPromise(**plain, head_size=row["headSize"], matures_at_s=row["maturesAt"])
+
+
+def make_status(core: Core, network: NetworkId, now_ms: int) -> StatusView:
+    state, funds = core.state, core.state.funds
+    work = Counter(_get_progress(each) for run in state.runs.values() for each in run.submissions.values())
+    return StatusView(
+        network=network,
+        coordinator=str(state.coordinator),
+        log_key=state.log_key,
+        ticker=state.ticker,
+        now_ms=now_ms,
+        entries=state.size,
+        root=str(state.frontier.root()),
+        head_size=core.head_size,
+        newest_entry_ms=state.at_ms,
+        randomness=_make_randomness(core, now_ms),
+        nodes=count_nodes(core),
+        leases_open=sum(len(run.leases) for run in state.runs.values()),
+        submissions=SubmissionCounts(**{name: work[name] for name in SubmissionCounts.__slots__}),
+        slashes_open=sum(len(run.slashes) for run in state.runs.values()),
+        value=ValueTotals(
+            deposited_nano=funds.deposited_nano,
+            withdrawn_nano=funds.withdrawn_nano,
+            burned_nano=funds.burned_nano,
+            held_nano=funds.deposited_nano - funds.withdrawn_nano - funds.burned_nano,
+        ),
+        runs=tuple(_make_live_run(core, name, run, now_ms) for name, run in state.runs.items()),
+    )
+
+
+def _make_randomness(core: Core, now_ms: int) -> RandomnessView:
+    state = core.state
+    number = next(iter(state.pending_rounds), None)
+    late_s = (now_ms - state.randomness.round_time_ms(number)) // 1000 if number is not None else 0
+    return RandomnessView(
+        chain=state.randomness.describe(),
+        chain_hash=state.randomness.compute_hash().hex(),
+        waiting_for_round=number,
+        late_s=max(0, late_s),
+        last_witnesses=core.witnesses.last_witnesses,
+    )
+
+
+def count_nodes(core: Core) -> NodeCounts:
+    phases, registered = core.liveness.count(), len(core.state.nodes)
+    online, late = phases[NodePhase.ONLINE], phases[NodePhase.LATE]
+    return NodeCounts(registered=registered, online=online, late=late, lost=registered - online - late)
+
+
+def _get_progress(submission: SubmissionState) -> str:
+    if submission.outcome is not None:
+        return PROGRESS[submission.outcome]
+    return "auditing" if submission.rounds else "waiting"
+
+
+def _make_live_run(core: Core, name: RunId, run: RunState, now_ms: int) -> LiveRun:
+    step = run.steps.get(Step(run.latest))
+    return LiveRun(
+        run=name,
+        status=str(run.status),
+        model=run.terms.model,
+        task_set=run.terms.task_set,
+        latest_step=run.latest,
+        slots_done=len(step.credited) if step else 0,
+        slots_held=len(step.held.keys() - step.credited) if step else 0,
+        slots_per_step=step.terms.slots_per_step if step else run.terms.slots_per_step,
+        leases_open=len(run.leases),
+        validators=len(run.validators),
+        pool_nano=core.state.funds.pools[name],
+        version_min=run.terms.get_version_min(now_ms),
+        calibration=run.terms.calibration,
+        calibrated_at_ms=run.terms.calibrated_at_ms,
+    )
 
 
 class StoredFiles:
@@ -112,5 +278,6 @@ def make_explorer(context: AppContext, relay: GossipRelay, objects: ObjectStore,
         clock=clock,
         models=open_models(context.config.explorer.models),
         proxies=context.config.limits.trusted_proxies,
-        is_live=True,
+        rate=RateLimit(per_second=context.config.read_api.per_second, burst=context.config.read_api.burst),
+        is_indexed=context.config.explorer.enabled,
     )

@@ -9,7 +9,7 @@ from prime_coordinator.log.store import LogStore
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.ids import Digest
 from prime_runtime.http.server import HttpServer
-from prime_runtime.log_files import CACHE_FOREVER, serve_tile, serve_tree_head
+from prime_runtime.log_files import CACHE_FOREVER, serve_snapshot, serve_tile, serve_tree_head
 from prime_runtime.objects.store import ObjectMissing, ObjectStore, content_key
 
 PRESIGNED_LIFE_S = 600
@@ -23,6 +23,9 @@ def add_file_routes(server: HttpServer, *, mirror: Path, objects: ObjectStore, s
 
     async def get_tile(request: web.Request) -> web.StreamResponse:
         return await serve_tile(mirror, request.match_info["path"])
+
+    async def get_snapshot(request: web.Request) -> web.StreamResponse:
+        return await serve_snapshot(mirror, request.match_info["size"])
 
     async def get_object(request: web.Request) -> web.StreamResponse:
         try:
@@ -46,6 +49,7 @@ def add_file_routes(server: HttpServer, *, mirror: Path, objects: ObjectStore, s
 
     server.add_page("/log/checkpoint", get_checkpoint)
     server.add_page("/log/tile/{path:.+}", get_tile)
+    server.add_page("/log/snapshot/{size}", get_snapshot)
     server.add_page("/objects/{digest}", get_object)
     server.add_page("/datasets/{digest}", get_dataset)
 

@@ -12,6 +12,7 @@ from prime_coordinator.gossip.gossip_http import GossipHttp
 from prime_coordinator.gossip.relay import GossipRelay
 from prime_coordinator.log.writer import LogWriter
 from prime_coordinator.scheduling.eligibility import NodePhase
+from prime_coordinator.settlement.interface import Settlement
 from prime_runtime.http.messages import get_client_address
 from prime_runtime.metrics import Metrics
 
@@ -26,16 +27,25 @@ def is_private_address(address: str) -> bool:
 class CoordinatorMetrics:
     """The gauges an operator watches."""
 
-    def __init__(self, metrics: Metrics, core: Core, writer: LogWriter, trusted_proxies: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        core: Core,
+        writer: LogWriter,
+        settlement: Settlement,
+        trusted_proxies: Collection[str] = (),
+    ) -> None:
         self._metrics = metrics
         self._core = core
         self._writer = writer
+        self._settlement = settlement
         self._trusted_proxies = trusted_proxies
         self._entries = metrics.gauge("log_entries", "Entries on disk.").at()
         self._head = metrics.gauge("log_head_entries", "Entries under the newest signed head.").at()
         self._nodes = metrics.gauge("nodes", "Nodes by liveness.", phase=[*NodePhase])
         self._leases = metrics.gauge("leases_open", "Leases that are open.").at()
         self._submissions = metrics.gauge("submissions_unsettled", "Submissions without an outcome.").at()
+        self._void_roots = metrics.gauge("payout_roots_void", "Recent payout roots that validators made void.").at()
 
     def add_routes(self, app: web.Application) -> None:
         app.router.add_get("/metrics", self._scrape)
@@ -55,6 +65,7 @@ class CoordinatorMetrics:
         self._submissions.set(
             sum(submission.outcome is None for run in state.runs.values() for submission in run.submissions.values())
         )
+        self._void_roots.set(sum(row["void"] for row in self._settlement.describe().get("promises", ())))
         return await self._metrics.handle(request)
 
     async def _tell_health(self, request: web.Request) -> web.Response:

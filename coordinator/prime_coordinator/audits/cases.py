@@ -3,14 +3,30 @@
 The ledger has the rules; this module finds the next entry.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from prime_coordinator.entry_writer import EntryWriter
-from prime_protocol.ledger.audits import tally_outcome
-from prime_protocol.ledger.entries import Outcome, SlashExecuted, SlashOverturned, SlashProposed
-from prime_protocol.ledger.state import AuditRoundState, LedgerState, RunState, SlashState, SubmissionState
+from prime_protocol.ledger.audits import compute_verdict_ms, get_open_rounds, tally_outcome
+from prime_protocol.ledger.entries import (
+    FindingDismissed,
+    FindingUpheld,
+    Outcome,
+    SlashExecuted,
+    SlashOverturned,
+    SlashProposed,
+)
+from prime_protocol.ledger.state import (
+    AuditRoundState,
+    FindingState,
+    LedgerState,
+    RunState,
+    SlashState,
+    SubmissionState,
+)
 from prime_protocol.ledger.terms import RunTerms
-from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.proofs.read_proofs import ReadCoverage
+from prime_protocol.wire.ids import Digest, RunId
 from prime_protocol.wire.messages import AuditTask
 
 SubmissionKey = tuple[RunId, Digest]
@@ -35,21 +51,33 @@ class AuditCase:
         return self.run.get_terms(self.submission)
 
     @property
+    def verdict_ms(self) -> int:
+        return compute_verdict_ms(self.terms, self.submission)
+
+    @property
     def slash(self) -> SlashState | None:
         return self.run.slashes.get(self.name)
 
     @property
-    def rounds(self) -> list[AuditRoundState]:
-        """The rounds that count now: all of them, or those of the appeal."""
-        return self.submission.rounds[self.slash.rounds_before if self.slash else 0 :]
+    def finding(self) -> FindingState | None:
+        """The one that is not decided yet."""
+        finding = self.run.findings.get(self.name)
+        return None if finding is None or finding.is_upheld else finding
+
+    @property
+    def rounds(self) -> Sequence[AuditRoundState]:
+        """The rounds that count now: all of them, or those of an open appeal or finding."""
+        return get_open_rounds(self.run, self.name)
 
     @property
     def is_open(self) -> bool:
         """Whether verdicts may still come."""
-        return self.submission.outcome is None or self.slash is not None
+        return self.submission.outcome is None or self.slash is not None or self.finding is not None
 
-    def make_task(self, deadline_ms: int, readers: tuple[NodeId, ...] = ()) -> AuditTask:
-        """For the validators of the last round, or for an inspector of these readers."""
+    def make_task(
+        self, deadline_ms: int, readers: tuple[ReadCoverage, ...] = (), *, is_ruling: bool = False
+    ) -> AuditTask:
+        """For the validators of the last round, for an inspector of these readers, or for one that is to decide."""
         submission = self.submission
         return AuditTask(
             submission=self.name,
@@ -64,6 +92,9 @@ class AuditCase:
             slots=len(submission.slots),
             deadline_ms=deadline_ms,
             readers=readers,
+            is_ruling=is_ruling,
+            sums=self.run.get_record(submission.node).evidence,
+            commit=not readers and not is_ruling and submission.rounds[-1].is_committed_first,
         )
 
 
@@ -74,6 +105,17 @@ def propose_slash(entry_writer: EntryWriter, case: AuditCase, now_ms: int) -> No
     evidence = next(iter(case.submission.evidence))
     entry = SlashProposed(submission=case.name, amount_nano=amount_nano, evidence=evidence)
     entry_writer.append_own(entry, case.run_name, now_ms)
+
+
+def compute_finding_end(state: LedgerState, case: AuditCase, now_ms: int) -> FindingUpheld | FindingDismissed | None:
+    """The entry that decides an open finding if it is due."""
+    assert case.finding is not None
+    outcome = tally_outcome(state, case.run, case.name, now_ms)
+    if outcome is Outcome.FRAUDULENT:
+        return FindingUpheld(submission=case.name)
+    if outcome is not None or now_ms >= case.finding.judged_until_ms:
+        return FindingDismissed(submission=case.name)
+    return None
 
 
 def compute_slash_end(
@@ -88,6 +130,6 @@ def compute_slash_end(
     outcome = tally_outcome(state, case.run, case.name, now_ms)
     if outcome is Outcome.FRAUDULENT:
         return SlashExecuted(submission=case.name)
-    if outcome is not None or now_ms >= slash.appealed_at_ms + slash.judgement_ms:
+    if outcome is not None or now_ms >= slash.appealed_at_ms + slash.long_stop_ms:
         return SlashOverturned(submission=case.name)
     return None

@@ -6,20 +6,30 @@ submission continues where the log left it, even between an outcome and its cons
 
 import heapq
 from collections.abc import Callable
+from typing import Any
 
-from prime_coordinator.audits.cases import AuditCase, SubmissionKey, compute_slash_end, propose_slash
+from prime_coordinator.audits.cases import (
+    AuditCase,
+    SubmissionKey,
+    compute_finding_end,
+    compute_slash_end,
+    propose_slash,
+)
 from prime_coordinator.audits.validators import InspectionScheduler, MissedVerdicts, ValidatorReputation
-from prime_coordinator.constants import AUDIT_RETRY_MS, AUDIT_ROUNDS_MAX, GRACE_MS
+from prime_coordinator.constants import AUDIT_RETRY_MS, GRACE_MS
 from prime_coordinator.entry_writer import EntryWriter
-from prime_protocol.constants import AUDITS_LISTED_MAX, ROUNDS_MAX
+from prime_protocol.constants import AUDITS_LISTED_MAX, REVEAL_MS, ROUNDS_MAX
 from prime_protocol.ledger.audits import (
+    awaits_ruling,
     compute_draw,
     compute_settled_outcome,
-    decide_outcome,
+    is_clear,
+    is_round_over,
     needs_new_round,
 )
 from prime_protocol.ledger.entries import AuditDrawn, Credited, Outcome, Settled, ValidatorScored
 from prime_protocol.ledger.rewards import compute_submission_units
+from prime_protocol.ledger.slashes import compute_penalty_nano
 from prime_protocol.ledger.state import SubmissionState
 from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_protocol.wire.messages import AuditTask
@@ -44,8 +54,13 @@ class AuditScheduler:
         self._ready: dict[SubmissionKey, None] = {}
         self._timers: list[tuple[int, RunId, Digest]] = []
         self._assigned: dict[NodeId, dict[SubmissionKey, AuditTask]] = {}
+        """Audits without a commitment, or without a verdict where none is committed."""
+        self._committed: dict[NodeId, dict[SubmissionKey, None]] = {}
+        """Audits whose verdict is committed and not given."""
         self.waiting_for_head: dict[SubmissionKey, None] = {}
-        """Submissions that wait for the next noted head."""
+        """Submissions whose next draw waits for a head to be noted."""
+        self._waiting_for_round: dict[SubmissionKey, None] = {}
+        """Those that wait for the round which a noted head has fixed."""
         self.is_appealable: Callable[[Digest], bool] = lambda name: False
         """Whether an appeal against a slash may still come from the chain; the app sets it."""
         self.just_settled: list[tuple[RunId, SubmissionState]] = []
@@ -58,8 +73,8 @@ class AuditScheduler:
         """Continue a submission where the log left it."""
         if case.rounds and case.is_open:
             self._assign(case)
-            self._set_timer(case, case.rounds[-1].drawn_at_ms + case.terms.verdict_ms)
-        self.mark_ready(case.run_name, case.name)
+        if case.is_open or not case.submission.credited:
+            self.mark_ready(case.run_name, case.name)
 
     def mark_ready(self, run: RunId, name: Digest) -> None:
         """Check this submission at the next tick: something happened to it."""
@@ -72,15 +87,36 @@ class AuditScheduler:
             return ()
         return tuple(task for (name, _), task in assigned.items() if run in (None, name))[:AUDITS_LISTED_MAX]
 
+    def list_reveals(self, validator: NodeId, run: RunId, now_ms: int) -> tuple[Digest, ...]:
+        """Submissions whose committed verdict this validator may give now."""
+        waiting = [name for key, name in self._committed.get(validator, ()) if key == run]
+        return tuple(name for name in waiting if self.can_reveal(run, name, now_ms))[:AUDITS_LISTED_MAX]
+
+    def can_reveal(self, run: RunId, name: Digest, now_ms: int) -> bool:
+        """Whether the verdicts of the submission's last round may be given."""
+        return now_ms >= self._entry_writer.state.runs[run].submissions[name].rounds[-1].reveal_ms
+
+    def record_commitment(self, validator: NodeId, run: RunId, name: Digest) -> None:
+        self._unassign(validator, (run, name))
+        self._committed.setdefault(validator, {})[(run, name)] = None
+        case = AuditCase.of(self._entry_writer.state, run, name)
+        last = case.submission.rounds[-1]
+        if last.complete_ms is not None:
+            self._set_timer(case, last.complete_ms + REVEAL_MS)
+
     def record_verdict(self, validator: NodeId, run: RunId, name: Digest) -> None:
-        self._missed_verdicts.record_verdict(validator)
+        self._missed_verdicts.record_verdict(run, validator)
         self._unassign(validator, (run, name))
         self.mark_ready(run, name)
 
     def head_noted(self) -> None:
-        """Continue the submissions that waited for a head."""
-        self._ready |= self.waiting_for_head
+        self._waiting_for_round |= self.waiting_for_head
         self.waiting_for_head = {}
+
+    def round_recorded(self) -> None:
+        """Continue the submissions that waited for a round."""
+        self._ready |= self._waiting_for_round
+        self._waiting_for_round = {}
 
     def tick(self, now_ms: int) -> None:
         """Do everything that is due."""
@@ -98,6 +134,8 @@ class AuditScheduler:
             self._judge(case, now_ms)
         elif case.slash is not None:
             self._advance_slash(case, now_ms)
+        elif case.finding is not None:
+            self._advance_finding(case, now_ms)
         else:
             self._conclude(case, now_ms)
 
@@ -105,16 +143,12 @@ class AuditScheduler:
 
     def _judge(self, case: AuditCase, now_ms: int) -> None:
         outcome = compute_settled_outcome(self._entry_writer.state, case.run, case.name, now_ms)
-        # Invalid only because the verdicts decide nothing yet: another round may still decide.
-        is_undecided = outcome is Outcome.INVALID and decide_outcome(case.rounds, case.terms.quorum) is None
         if self._is_in_grace(case, now_ms):
             self._set_timer(case, self._grace_until_ms)
-        elif outcome is not None and not is_undecided:
+        elif outcome is not None:
             self._settle(case, outcome, now_ms)
-        elif (is_undecided or not case.rounds) and len(case.rounds) < AUDIT_ROUNDS_MAX:
-            self._draw_or_wait(case, is_undecided, now_ms)
-        elif is_undecided:
-            self._settle(case, Outcome.INVALID, now_ms)
+        elif not case.rounds or needs_new_round(case.rounds, case.terms, now_ms):
+            self._draw_or_wait(case, now_ms)
 
     def _is_in_grace(self, case: AuditCase, now_ms: int) -> bool:
         """A round expired while we were down or just after a start: its validators get some more time."""
@@ -123,20 +157,25 @@ class AuditScheduler:
         last = case.rounds[-1]
         return len(last.verdicts) < len(last.validators) and needs_new_round(case.rounds, case.terms, now_ms)
 
-    def _draw_or_wait(self, case: AuditCase, is_undecided: bool, now_ms: int) -> None:
-        if case.submission.head is None:
-            self.waiting_for_head[(case.run_name, case.name)] = None
+    def _draw_or_wait(self, case: AuditCase, now_ms: int) -> None:
+        """Draw the next round, or ask an inspector where too few validators are left."""
+        if case.submission.randomness is None:
+            self._wait_for_head(case)
         elif self._draw(case, now_ms):
             self._judge(case, now_ms)
-        elif is_undecided:
-            self._settle(case, Outcome.INVALID, now_ms)
-        else:
+        elif not case.rounds:
             self._set_timer(case, min(now_ms + AUDIT_RETRY_MS, case.submission.at_ms + case.terms.verdict_ms))
+        else:
+            # Closing the round may have taken validators out of the draw, and with them the last chance of a decision.
+            ruling_until_ms = case.rounds[-1].deadline_ms + case.terms.judgement_ms
+            if awaits_ruling(self._entry_writer.state, case.run, case.name, now_ms):
+                self._inspections.request_ruling(case, ruling_until_ms)
+            self._set_timer(case, min(now_ms + AUDIT_RETRY_MS, max(ruling_until_ms, now_ms + 1)))
 
     def _draw(self, case: AuditCase, now_ms: int) -> bool:
         """The next round, if enough validators are left."""
-        assert case.submission.head is not None
-        number, head_size = len(case.submission.rounds), case.submission.head[0]
+        assert case.submission.randomness is not None
+        number, randomness_round = len(case.submission.rounds), case.submission.randomness[0]
         if number >= ROUNDS_MAX:
             return False
         # Close the last round first: validators that missed it may leave the draw.
@@ -144,19 +183,22 @@ class AuditScheduler:
         drawn = compute_draw(self._entry_writer.state, case.run, case.name, now_ms)
         if drawn is None:
             return False
-        entry = AuditDrawn(submission=case.name, round=number, head_size=head_size, validators=drawn)
+        entry = AuditDrawn(submission=case.name, round=number, randomness_round=randomness_round, validators=drawn)
         self._entry_writer.append_own(entry, case.run_name, now_ms)
         self._assign(case)
-        self._set_timer(case, now_ms + case.terms.verdict_ms)
         return True
 
     def _assign(self, case: AuditCase) -> None:
-        """Assign the audit to the validators of the last round that gave no verdict yet."""
+        """Assign the audit to the validators of the last round that gave no verdict yet, and wait for them."""
         last = case.submission.rounds[-1]
-        task = case.make_task(last.drawn_at_ms + case.terms.verdict_ms)
+        task = case.make_task(last.deadline_ms)
         for validator in last.validators:
-            if validator not in last.verdicts:
+            if validator in last.commitments and validator not in last.verdicts:
+                self._committed.setdefault(validator, {})[(case.run_name, case.name)] = None
+            elif validator not in last.verdicts:
                 self._assigned.setdefault(validator, {})[(case.run_name, case.name)] = task
+        self._set_timer(case, last.deadline_ms)
+        self._set_timer(case, last.reveal_ms + REVEAL_MS)
 
     # --- The outcome and what follows from it -----------------------------------------------------------------------
 
@@ -164,11 +206,15 @@ class AuditScheduler:
         self._close_round(case, now_ms)
         self._entry_writer.append_own(Settled(submission=case.name, outcome=outcome), case.run_name, now_ms)
         self.just_settled.append((case.run_name, case.submission))
-        self._inspections.schedule(case, now_ms)
-        is_clear = decide_outcome(case.rounds, case.terms.quorum) is not None
-        if outcome is not Outcome.FRAUDULENT and is_clear:
-            self._reputation.record_outcome(case.submission, now_ms)
+        if outcome is not Outcome.FRAUDULENT:
+            self._finish(case, now_ms, is_decided=is_clear(case.run, case.name))
         self._conclude(case, now_ms)
+
+    def _finish(self, case: AuditCase, now_ms: int, *, is_decided: bool) -> None:
+        """The outcome is final. A fraudulent one is when its slash ends: an appeal may still need an inspector."""
+        self._inspections.finish(case, now_ms)
+        if is_decided:
+            self._reputation.record_outcome(case.run_name, case.submission, now_ms)
 
     def _conclude(self, case: AuditCase, now_ms: int) -> None:
         """Append the credit, the slash proposal and the scores that are still missing."""
@@ -187,7 +233,8 @@ class AuditScheduler:
         verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
         for validator, found in sorted(verdicts.items()):
             if submission.judged not in (None, found) and validator not in submission.scored:
-                entry = ValidatorScored(validator=validator, submission=case.name)
+                penalty_nano = compute_penalty_nano(self._entry_writer.state, case.run, submission, validator)
+                entry = ValidatorScored(validator=validator, submission=case.name, penalty_nano=penalty_nano)
                 self._entry_writer.append_own(entry, case.run_name, now_ms)
 
     def _advance_slash(self, case: AuditCase, now_ms: int) -> None:
@@ -195,29 +242,61 @@ class AuditScheduler:
         assert slash is not None
         end = compute_slash_end(self._entry_writer.state, case, now_ms, is_appealable=self.is_appealable(case.name))
         if end is not None:
-            is_clear = slash.appealed_at_ms is None or decide_outcome(case.rounds, case.terms.quorum) is not None
+            is_decided = slash.appealed_at_ms is None or is_clear(case.run, case.name)
             self._close_round(case, now_ms)
             self._entry_writer.append_own(end, case.run_name, now_ms)
-            if is_clear:
-                self._reputation.record_outcome(case.submission, now_ms)
+            self._finish(case, now_ms, is_decided=is_decided)
             self._conclude(case, now_ms)
         elif slash.appealed_at_ms is None:
             is_early = now_ms < slash.appeal_until_ms
             self._set_timer(case, slash.appeal_until_ms if is_early else now_ms + AUDIT_RETRY_MS)
         else:
-            self._set_timer(case, slash.appealed_at_ms + slash.judgement_ms)
-            self._advance_appeal(case, now_ms)
+            overdue_ms, long_stop_ms = (
+                slash.appealed_at_ms + slash.judgement_ms,
+                slash.appealed_at_ms + slash.long_stop_ms,
+            )
+            self._set_timer(case, overdue_ms if now_ms < overdue_ms else long_stop_ms)
+            if now_ms >= overdue_ms:
+                self._inspections.request_ruling(case, long_stop_ms)
+            self._advance_appeal(case, long_stop_ms, now_ms)
 
-    def _advance_appeal(self, case: AuditCase, now_ms: int) -> None:
-        """Draw the rounds of an appeal: the first at once, another when one is stuck."""
+    def _advance_finding(self, case: AuditCase, now_ms: int) -> None:
+        assert case.finding is not None
+        end = compute_finding_end(self._entry_writer.state, case, now_ms)
+        if end is None:
+            self._set_timer(case, case.finding.judged_until_ms)
+            self._advance_appeal(case, case.finding.judged_until_ms, now_ms)
+            return
+        self._close_round(case, now_ms)
+        self._entry_writer.append_own(end, case.run_name, now_ms)
+        if case.submission.outcome is Outcome.FRAUDULENT:
+            # Its slots are open again: another accepted answer to them can be credited.
+            for name in case.run.steps[case.submission.step].submissions:
+                other = case.run.submissions[name]
+                if other.outcome is Outcome.ACCEPT and not other.credited:
+                    self.mark_ready(case.run_name, name)
+        self._conclude(case, now_ms)
+
+    def _advance_appeal(self, case: AuditCase, long_stop_ms: int, now_ms: int) -> None:
+        """Draw the rounds of an appeal or a finding: the first at once, another when one is stuck.
+
+        Without judges an inspector is asked, about an appeal only.
+        """
         if case.rounds and not needs_new_round(case.rounds, case.terms, now_ms):
             return
         if self._is_in_grace(case, now_ms):
             self._set_timer(case, self._grace_until_ms)
-        elif case.submission.head is None:
-            self.waiting_for_head[(case.run_name, case.name)] = None
+        elif case.submission.randomness is None:
+            self._wait_for_head(case)
         elif not self._draw(case, now_ms):
+            if case.slash is not None:
+                self._inspections.request_ruling(case, long_stop_ms)
             self._set_timer(case, now_ms + AUDIT_RETRY_MS)
+
+    def _wait_for_head(self, case: AuditCase) -> None:
+        key = (case.run_name, case.name)
+        if key not in self._waiting_for_round:
+            self.waiting_for_head[key] = None
 
     # --- Timers and assignments -------------------------------------------------------------------------------------
 
@@ -230,14 +309,22 @@ class AuditScheduler:
             return
         last = case.rounds[-1]
         name = (case.run_name, case.name)
-        silent = [node for node in last.validators if name in self._assigned.get(node, ())]
-        if now_ms >= last.drawn_at_ms + case.terms.verdict_ms:
-            self._missed_verdicts.record_missed(silent, now_ms)
+        silent = [node for node in last.validators if self._is_awaited(node, name)]
+        if is_round_over(case.rounds, now_ms):
+            self._missed_verdicts.record_missed(case.run_name, silent, now_ms)
         for node in silent:
             self._unassign(node, name)
 
+    def _is_awaited(self, validator: NodeId, name: SubmissionKey) -> bool:
+        return name in self._assigned.get(validator, ()) or name in self._committed.get(validator, ())
+
     def _unassign(self, validator: NodeId, name: SubmissionKey) -> None:
-        tasks = self._assigned.get(validator, {})
-        tasks.pop(name, None)
-        if not tasks:
-            self._assigned.pop(validator, None)
+        _remove(self._assigned, validator, name)
+        _remove(self._committed, validator, name)
+
+
+def _remove(table: dict[NodeId, dict[SubmissionKey, Any]], validator: NodeId, name: SubmissionKey) -> None:
+    waiting = table.get(validator, {})
+    waiting.pop(name, None)
+    if not waiting:
+        table.pop(validator, None)

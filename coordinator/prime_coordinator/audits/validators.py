@@ -23,9 +23,12 @@ from prime_coordinator.constants import (
 from prime_coordinator.entry_writer import EntryWriter
 from prime_coordinator.scheduling.eligibility import Liveness, NodePhase
 from prime_protocol.constants import BASIS_POINTS
+from prime_protocol.ledger.audits import may_rule
 from prime_protocol.ledger.entries import Inspected, NodeStatus, NodeStatusSet
 from prime_protocol.ledger.randomness import first_u64
-from prime_protocol.ledger.state import NodeState, SubmissionState
+from prime_protocol.ledger.state import LedgerState, SubmissionState
+from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.proofs.read_proofs import ReadCoverage
 from prime_protocol.wire.ids import Digest, NodeId, RunId, digest_fields
 from prime_protocol.wire.messages import AuditTask
 from prime_protocol.wire.signing import WalletKey
@@ -38,37 +41,70 @@ REASON_UNREAD = "gave verdicts on files that it had not read"
 REASON_RESUMED = "sent a heartbeat after its suspension"
 
 
+def count_validator_owners(state: LedgerState, terms: RunTerms, run: RunId | None, now_ms: int) -> int:
+    """Owners with a validator that may be drawn under these terms: one registered for `run`, or any where that is None.
+
+    Owners, not nodes: the validators of one owner say the same, so they count once.
+    """
+    return len(
+        {
+            state.owners[node]
+            for node, known in state.nodes.items()
+            if (run is None or (run in known.runs and (run not in state.runs or node not in state.runs[run].suspended)))
+            and state.can_validate(node, terms)
+            and state.is_delegated(node, now_ms)
+        }
+    )
+
+
 class Suspensions:
-    """Validators left out of the draw for a while: until when, and for how long the next time."""
+    """Validators left out of the draw for a while: until when, and for how long the next time.
+
+    A suspension is for the run that gave cause, so that a run whose weights or files are missing takes no validators
+    from another. Only a node that is gone leaves all runs.
+    """
 
     def __init__(self, entry_writer: EntryWriter) -> None:
         self._entry_writer = entry_writer
-        self._next_ms: dict[tuple[NodeId, str], int] = {}
-        self._back_ms: dict[NodeId, int] = {}
+        self._next_ms: dict[tuple[RunId, NodeId, str], int] = {}
+        self._back_ms: dict[tuple[RunId, NodeId], int] = {}
 
-    def suspend(self, node: NodeId, reason: str, now_ms: int, *, wait_ms: int = 0, wait_ms_max: int = 0) -> bool:
-        """Take a node out of the draw, for twice as long each time; False if it is already out."""
-        if self._entry_writer.state.nodes[node].status is not NodeStatus.ACTIVE:
+    def suspend(self, run: RunId, node: NodeId, reason: str, now_ms: int, *, wait_ms: int, wait_ms_max: int) -> bool:
+        """Take a node out of a run's draws, for twice as long each time; False if it is already out."""
+        state = self._entry_writer.state
+        if state.nodes[node].status is not NodeStatus.ACTIVE or node in state.runs[run].suspended:
             return False
-        if wait_ms:
-            wait_ms = self._next_ms.get((node, reason), wait_ms)
-            self._back_ms[node] = now_ms + wait_ms
-            self._next_ms[(node, reason)] = min(2 * wait_ms, wait_ms_max)
-        self._entry_writer.append_own(NodeStatusSet(node=node, status=NodeStatus.DRAINED, reason=reason), None, now_ms)
+        wait_ms = self._next_ms.get((run, node, reason), wait_ms)
+        self._back_ms[(run, node)] = now_ms + wait_ms
+        self._next_ms[(run, node, reason)] = min(2 * wait_ms, wait_ms_max)
+        self._set_status(node, NodeStatus.DRAINED, reason, run, now_ms)
         return True
 
-    def reset_duration(self, node: NodeId, reason: str) -> None:
-        """The next suspension for this reason is as short as the first."""
-        self._next_ms.pop((node, reason), None)
+    def suspend_lost(self, node: NodeId, now_ms: int) -> bool:
+        """Take a node that is gone out of all draws until it sends a heartbeat; False if it is already out."""
+        if self._entry_writer.state.nodes[node].status is not NodeStatus.ACTIVE:
+            return False
+        self._set_status(node, NodeStatus.DRAINED, REASON_SILENT, None, now_ms)
+        return True
 
-    def resume_if_expired(self, node: NodeId, known: NodeState, now_ms: int) -> None:
-        """On a heartbeat: put the node back into the draw if only an expired suspension kept it out."""
-        is_out = known.status is NodeStatus.DRAINED and known.reason in (REASON_SILENT, REASON_UNREAD, REASON_WRONG)
-        if is_out and now_ms >= self._back_ms.get(node, 0):
-            self._back_ms.pop(node, None)
-            self._entry_writer.append_own(
-                NodeStatusSet(node=node, status=NodeStatus.ACTIVE, reason=REASON_RESUMED), None, now_ms
-            )
+    def reset_duration(self, run: RunId, node: NodeId, reason: str) -> None:
+        """The next suspension for this reason is as short as the first."""
+        self._next_ms.pop((run, node, reason), None)
+
+    def resume_if_expired(self, run: RunId, node: NodeId, now_ms: int) -> None:
+        """On a heartbeat in this run: put the node back into the draw if only an expired suspension kept it out."""
+        state = self._entry_writer.state
+        known = state.nodes[node]
+        if known.status is NodeStatus.DRAINED and known.reason == REASON_SILENT:
+            self._set_status(node, NodeStatus.ACTIVE, REASON_RESUMED, None, now_ms)
+        is_out = state.runs[run].suspended.get(node) in (REASON_SILENT, REASON_UNREAD, REASON_WRONG)
+        if is_out and now_ms >= self._back_ms.get((run, node), 0):
+            self._back_ms.pop((run, node), None)
+            self._set_status(node, NodeStatus.ACTIVE, REASON_RESUMED, run, now_ms)
+
+    def _set_status(self, node: NodeId, status: NodeStatus, reason: str, run: RunId | None, now_ms: int) -> None:
+        entry = NodeStatusSet(node=node, status=status, reason=reason, run=run)
+        self._entry_writer.append_own(entry, None, now_ms)
 
 
 class MissedVerdicts:
@@ -82,81 +118,85 @@ class MissedVerdicts:
         self._suspensions = suspensions
         self._liveness = liveness
         self._started_ms = now_ms
-        self._misses: Counter[NodeId] = Counter()
+        self._misses: Counter[tuple[RunId, NodeId]] = Counter()
 
-    def record_missed(self, validators: Iterable[NodeId], now_ms: int) -> None:
+    def record_missed(self, run: RunId, validators: Iterable[NodeId], now_ms: int) -> None:
         """Count a missed verdict for each: the time of their round is over."""
         if now_ms < self._started_ms + GRACE_MS:
             return
         for node in validators:
-            self._misses[node] += 1
+            self._misses[(run, node)] += 1
             if self._liveness.phase(node) is NodePhase.LOST:
-                is_out = self._suspensions.suspend(node, REASON_SILENT, now_ms)
-            elif self._misses[node] >= MISSES_MAX:
+                is_out = self._suspensions.suspend_lost(node, now_ms)
+            elif self._misses[(run, node)] >= MISSES_MAX:
                 is_out = self._suspensions.suspend(
-                    node, REASON_SILENT, now_ms, wait_ms=MISS_WAIT_MS, wait_ms_max=MISS_WAIT_MS_MAX
+                    run, node, REASON_SILENT, now_ms, wait_ms=MISS_WAIT_MS, wait_ms_max=MISS_WAIT_MS_MAX
                 )
             else:
                 continue
             if is_out:
-                del self._misses[node]
+                del self._misses[(run, node)]
 
-    def record_verdict(self, node: NodeId) -> None:
-        self._misses.pop(node, None)
-        self._suspensions.reset_duration(node, REASON_SILENT)
+    def record_unwitnessed(self, validators: Iterable[NodeId], now_ms: int) -> None:
+        """A head lacked their cosignatures. The ones that are gone leave the draw, so that the others are enough."""
+        if now_ms >= self._started_ms + GRACE_MS:
+            for node in validators:
+                if self._liveness.phase(node) is NodePhase.LOST:
+                    self._suspensions.suspend_lost(node, now_ms)
+
+    def record_verdict(self, run: RunId, node: NodeId) -> None:
+        self._misses.pop((run, node), None)
+        self._suspensions.reset_duration(run, node, REASON_SILENT)
 
 
 class ValidatorReputation:
-    """Recent blame of each validator for overturned verdicts.
+    """Recent blame of each validator for overturned verdicts, in each run for itself.
 
     A wrong validator costs every submission it judges another round. An overturned verdict adds blame and a confirmed
     one removes some, so an honest validator that is outvoted once loses nothing. A plain majority, where no validator
-    was left to ask, blames nobody: in a small network a few liars could drive out the others.
+    was left to ask, adds no blame: in a small network a few adversaries could drive out the others.
     """
 
     def __init__(self, suspensions: Suspensions, entry_writer: EntryWriter) -> None:
         self._suspensions = suspensions
         self._entry_writer = entry_writer
-        self._blame: Counter[NodeId] = Counter()
+        self._blame: Counter[tuple[RunId, NodeId]] = Counter()
 
-    def record_outcome(self, submission: SubmissionState, now_ms: int) -> None:
+    def record_outcome(self, run: RunId, submission: SubmissionState, now_ms: int) -> None:
         """The outcome is final: confirm the verdicts that agree with it, blame the ones that do not."""
         verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
         for node, outcome in sorted(verdicts.items()):
             if outcome is submission.judged:
-                self._record_confirmed(node)
+                self._record_confirmed(run, node)
             else:
-                self._record_overturned(node, BLAME_PER_OVERTURNED, now_ms)
+                self._record_overturned(run, node, BLAME_PER_OVERTURNED, now_ms)
 
-    def record_unread(self, node: NodeId, now_ms: int) -> None:
+    def record_unread(self, run: RunId, node: NodeId, now_ms: int) -> None:
         """The node gave a verdict on a file that it had not read. Never reset: the next suspension is twice as long."""
-        if self._can_spare(node):
+        if self._can_spare(run, node):
             self._suspensions.suspend(
-                node, REASON_UNREAD, now_ms, wait_ms=UNREAD_WAIT_MS, wait_ms_max=UNREAD_WAIT_MS_MAX
+                run, node, REASON_UNREAD, now_ms, wait_ms=UNREAD_WAIT_MS, wait_ms_max=UNREAD_WAIT_MS_MAX
             )
 
-    def _record_confirmed(self, node: NodeId) -> None:
-        if self._blame[node] > 1:
-            self._blame[node] -= 1
+    def _record_confirmed(self, run: RunId, node: NodeId) -> None:
+        if self._blame[(run, node)] > 1:
+            self._blame[(run, node)] -= 1
         else:
-            del self._blame[node]
-            self._suspensions.reset_duration(node, REASON_WRONG)
+            del self._blame[(run, node)]
+            self._suspensions.reset_duration(run, node, REASON_WRONG)
 
-    def _record_overturned(self, node: NodeId, blame: int, now_ms: int) -> None:
-        self._blame[node] = min(BLAME_MAX, self._blame[node] + blame)
-        if self._blame[node] == BLAME_MAX and self._can_spare(node):
+    def _record_overturned(self, run: RunId, node: NodeId, blame: int, now_ms: int) -> None:
+        self._blame[(run, node)] = min(BLAME_MAX, self._blame[(run, node)] + blame)
+        if self._blame[(run, node)] == BLAME_MAX and self._can_spare(run, node):
             self._suspensions.suspend(
-                node, REASON_WRONG, now_ms, wait_ms=OVERTURNED_WAIT_MS, wait_ms_max=OVERTURNED_WAIT_MS_MAX
+                run, node, REASON_WRONG, now_ms, wait_ms=OVERTURNED_WAIT_MS, wait_ms_max=OVERTURNED_WAIT_MS_MAX
             )
 
-    def _can_spare(self, node: NodeId) -> bool:
-        """Whether every run has more than two quorums without it: that many may be asked before work is paid."""
-        owners = self._entry_writer.state.owners
-        return all(
-            len({owners[each] for each in run.validators if each != node}) > 2 * run.terms.quorum
-            for run in self._entry_writer.state.runs.values()
-            if node in run.validators
-        )
+    def _can_spare(self, name: RunId, node: NodeId) -> bool:
+        """Whether the run has more than two quorums without it: that many may be asked before work is paid."""
+        state = self._entry_writer.state
+        run = state.runs[name]
+        return len({state.owners[each] for each in run.validators if each != node}) > 2 * run.terms.quorum
 
 
 def derive_secret(key: WalletKey, purpose: str) -> bytes:
@@ -168,7 +208,7 @@ class InspectionScheduler:
     """Settled files that inspectors read again, to find validators that had not read them.
 
     A secret draws the sample after the outcome, so no validator knows while it judges. The ledger decides what a
-    refuted read proof costs in pay; here the validator is suspended.
+    refuted read proof costs; here the validator is suspended. Inspectors also decide files that validators cannot.
     """
 
     def __init__(self, entry_writer: EntryWriter, reputation: ValidatorReputation, secret: bytes, share: int) -> None:
@@ -178,27 +218,46 @@ class InspectionScheduler:
         self._share = share
         self._open: dict[NodeId, dict[SubmissionKey, AuditTask]] = {}
 
-    def schedule(self, case: AuditCase, now_ms: int) -> None:
-        """A submission has its outcome: perhaps schedule an inspection by a node that did not judge it."""
-        readers = {node for each in case.submission.rounds for node in each.verdicts}
-        inspectors = [node for node in case.run.terms.inspectors if node not in readers and self._is_active(node)]
+    def request_ruling(self, case: AuditCase, deadline_ms: int) -> None:
+        """Ask every inspector that may decide this submission; the first ruling counts."""
+        key, task = (case.run_name, case.name), case.make_task(deadline_ms, is_ruling=True)
+        for node in case.run.terms.inspectors:
+            if may_rule(self._entry_writer.state, case.submission, node):
+                self._open.setdefault(node, {}).setdefault(key, task)
+
+    def withdraw(self, run: RunId, name: Digest) -> None:
+        """The submission is decided: no ruling is needed any more."""
+        for tasks in self._open.values():
+            tasks.pop((run, name), None)
+
+    def finish(self, case: AuditCase, now_ms: int) -> None:
+        """A submission has its final outcome: perhaps schedule an inspection by a node that did not judge it."""
+        self.withdraw(case.run_name, case.name)
+        readers = {node: blocks for each in case.submission.rounds for node, blocks in each.blocks_read.items()}
+        known = readers.keys() | case.submission.rulings.keys()
+        inspectors = [node for node in case.run.terms.inspectors if node not in known and self._is_active(node)]
         draw = self._draw(case.run_name, case.name)
         if readers and inspectors and draw % BASIS_POINTS < self._share:
             chosen = inspectors[draw // BASIS_POINTS % len(inspectors)]
-            task = case.make_task(now_ms + case.terms.verdict_ms, tuple(sorted(readers - {chosen})))
+            covered = tuple(ReadCoverage(node, readers[node]) for node in sorted(readers))
+            task = case.make_task(now_ms + case.verdict_ms, covered)
             self._open.setdefault(chosen, {})[(case.run_name, case.name)] = task
 
     def tasks(self, inspector: NodeId, run: RunId) -> tuple[AuditTask, ...]:
         return tuple(task for (name, _), task in self._open.get(inspector, {}).items() if name == run)
 
+    def list_rulings(self, inspector: NodeId) -> list[AuditTask]:
+        """The submissions that an inspector is asked to decide."""
+        return [task for task in self._open.get(inspector, {}).values() if task.is_ruling]
+
     def record_inspection(self, inspector: NodeId, run: RunId, entry: Inspected, now_ms: int) -> None:
-        """The log has the result. An inspection that was not scheduled costs pay by the ledger, but suspends nobody."""
+        """The log has the result. An inspection that was not scheduled costs pay by the ledger, but suspends no one."""
         if self._open.get(inspector, {}).pop((run, entry.submission), None) is None:
             return
         refuted = self._entry_writer.state.runs[run].submissions[entry.submission].refuted
         for seen in entry.seen:
             if seen.reader in refuted:
-                self._reputation.record_unread(seen.reader, now_ms)
+                self._reputation.record_unread(run, seen.reader, now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Drop inspections that were not done in time."""

@@ -2,7 +2,7 @@
 
 from hashlib import sha256
 
-from prime_coordinator.admin.run_terms import TermsConfig, change_terms, read_terms, terms_from_plain
+from prime_coordinator.admin.run_terms import TermsConfig, change_terms, read_terms
 from prime_coordinator.cli.context import OperatorClient, OperatorContext
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import (
@@ -15,12 +15,15 @@ from prime_protocol.ledger.entries import (
     RunStatusSet,
     RunUpdated,
 )
+from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_protocol.wire.messages import EntryReply
 from prime_protocol.wire.signing import checksum_address
-from prime_runtime.formatting import parse_amount
+from prime_runtime.formatting import format_amount, parse_amount
 from prime_runtime.settings.flags import read_flags
 
+QUORUMS_MIN = 3
+"""How many times the quorum of owners a run should have validators of: for the audit, the slash and its appeal."""
 RUN_ACTIONS = {
     "pause": (RunStatus.PAUSED, "grants no more leases"),
     "resume": (RunStatus.ACTIVE, "grants leases again"),
@@ -36,21 +39,43 @@ NODE_ACTIONS = {
 
 def create_run(context: OperatorContext) -> int:
     args, run = context.args, read_run(context.args.run)
-    config = context.load_config()
-    is_devnet = config.network.startswith("dev") or config.faucet.amount_nano > 0
+    is_devnet = context.load_config().is_devnet
     terms = read_terms(
         read_flags(args, TermsConfig), context.settings_variables(), args.terms, args.model_config, is_devnet=is_devnet
     )
-    logged = OperatorClient(context).append_entry(RunCreated(terms=terms), run)
+    client = OperatorClient(context)
+    if not is_devnet:
+        problem = find_missing_validators(client.count_validators(run, terms).eligible, run, terms)
+        if problem and not args.force:
+            raise LocalError(problem)
+        if problem:
+            context.print_error(f"warning: {problem}")
+    logged = client.append_entry(RunCreated(terms=terms), run)
     return report_logged(
         context, logged, f"run {run} is created: {terms.slots_per_step} slots a step, quorum {terms.quorum}"
+    )
+
+
+def find_missing_validators(owners: int, run: RunId, terms: RunTerms) -> str:
+    """What is wrong with this many owners of validators, and what to do; empty where they suffice."""
+    wanted = QUORUMS_MIN * terms.quorum
+    if owners >= wanted:
+        return ""
+    return (
+        f"run {run} needs validators of {wanted} different owners, three quorums of {terms.quorum}: with fewer, one"
+        f" that lies or stays silent can keep a slash from being decided. {owners} have an active validator with"
+        f" protocol version {terms.version_min} and a stake of {format_amount(terms.stake_min_nano)}, in any run."
+        " Wait for more to join, or lower --quorum or --stake-min-nano. A network's first run starts with none:"
+        f" create it with --force, stop it with `prime-coordinator run pause {run}`, let validators join with"
+        f" `prime-node start --role validator --run {run}`, and resume it when `prime-coordinator run list` shows"
+        " enough of them"
     )
 
 
 def update_run(context: OperatorContext) -> int:
     args, run = context.args, read_run(context.args.run)
     client = OperatorClient(context)
-    present = terms_from_plain(client.query("run", {"run": run})["terms"])
+    present = client.get_terms(run)
     terms = change_terms(present, read_flags(args, TermsConfig), args.terms)
     if terms == present:
         raise LocalError(f"run {run} already has these terms; give the ones to change")
@@ -64,7 +89,13 @@ def set_run_status(context: OperatorContext) -> int:
     if status is RunStatus.CLOSED and not args.yes:
         raise LocalError("a closed run cannot be reopened; confirm with --yes, or pause it instead")
     run = read_run(args.run)
-    logged = OperatorClient(context).append_entry(RunStatusSet(status=status, reason=args.reason), run)
+    client = OperatorClient(context)
+    if status is RunStatus.ACTIVE and not context.load_config().is_devnet:
+        terms = client.get_terms(run)
+        owners, wanted = client.count_validators(run, terms).registered, QUORUMS_MIN * terms.quorum
+        if owners < wanted:
+            context.print_error(f"warning: validators of {owners} owners joined run {run}, it should have {wanted}")
+    logged = client.append_entry(RunStatusSet(status=status, reason=args.reason), run)
     return report_logged(context, logged, f"run {run} {effect}")
 
 

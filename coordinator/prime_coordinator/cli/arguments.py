@@ -8,7 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from prime_coordinator.constants import PAGE_ROWS
+from prime_explorer.config import ROWS_PER_PAGE
 from prime_runtime.cli import SettingsHelp, add_completion, add_version
 
 EXIT_CODES = """exit codes:
@@ -43,15 +43,24 @@ COMMON_SETTINGS = {
 COMMON_TERMS = {
     "model and tasks": ("trainer", "model", "task_set", "vocabulary", "units_per_token"),
     "step": ("slots_per_step", "samples_per_slot", "prompt_tokens_max", "output_tokens_max", "temperature", "lag_max"),
-    "audits": ("quorum", "inspectors", "audit_probation", "audit_floor", "verdict_ms", "appeal_ms"),
-    "money": ("stake_min_nano", "slash_nano", "step_budget_nano"),
+    "audits": (
+        "calibration",
+        "quorum",
+        "inspectors",
+        "audit_probation",
+        "audit_floor",
+        "train_on",
+        "verdict_ms",
+        "appeal_ms",
+    ),
+    "money": ("stake_min_nano", "slash_nano", "step_budget_nano", "vesting_ms"),
 }
 
 
 def build_parser(
-    settings: SettingsHelp = SettingsHelp.NONE, terms: SettingsHelp = SettingsHelp.NONE
+    settings: SettingsHelp = SettingsHelp.NONE, terms: SettingsHelp = SettingsHelp.NONE, command: str = ""
 ) -> argparse.ArgumentParser:
-    """`settings` are those of the coordinator, `terms` those of a run."""
+    """`settings` are those of the coordinator, `terms` those of a run. With `command`, only that one gets settings."""
     parser = argparse.ArgumentParser(
         prog="prime-coordinator",
         description="Schedule the work of training runs, and keep their log and accounts.",
@@ -60,9 +69,9 @@ def build_parser(
     )
     add_version(parser)
     # Flags that both a command and its action take are absent unless given: an action's default would win otherwise.
-    parser.set_defaults(folder=None, url=None, authority=None, json=False, limit=PAGE_ROWS, all=False)
+    parser.set_defaults(folder=None, url=None, authority=None, json=False, limit=ROWS_PER_PAGE, all=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_life(commands, settings)
+    _add_life(commands, settings, command)
     _add_runs(commands, terms)
     _add_nodes(commands)
     _add_listings(commands)
@@ -97,7 +106,7 @@ def _listing(commands: Group, name: str, route: str, text: str, *filters: str) -
     parser = _command(commands, name, "listing:show_listing", text, calls=True)
     parser.set_defaults(route=route)
     _add(parser, "--json", action="store_true", help="print JSON instead of a table")
-    _add(parser, "--limit", type=int, metavar="N", help=f"most rows (default {PAGE_ROWS})")
+    _add(parser, "--limit", type=int, metavar="N", help=f"most rows (default {ROWS_PER_PAGE})")
     _add(parser, "--all", action="store_true", help="all rows, ignoring --limit")
     for name_ in filters:
         parser.add_argument(f"--{name_}", metavar=name_.upper(), help=f"only those of this {name_}")
@@ -112,14 +121,14 @@ def _detail(commands: Group, name: str, route: str, param: str, text: str) -> No
     parser.set_defaults(route=route, param=param)
 
 
-def _add_life(commands: Group, settings: SettingsHelp) -> None:
+def _add_life(commands: Group, settings: SettingsHelp, command: str) -> None:
     for name, text in (
         ("init", "make a folder with settings, keys and an empty log"),
         ("start", "run the coordinator until it is interrupted"),
     ):
         parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=text)
         parser.set_defaults(task=f"lifecycle:{name}")
-        if settings is not SettingsHelp.NONE:
+        if settings is not SettingsHelp.NONE and command in ("", name):
             from prime_coordinator.config import CoordinatorConfig
             from prime_runtime.settings.flags import add_flags
 
@@ -139,6 +148,9 @@ def _add_runs(commands: Group, terms: SettingsHelp) -> None:
         "--model-config",
         type=Path,
         help="the model's folder, or its config.json: vocabulary, cost per token, and which files describe it",
+    )
+    create.add_argument(
+        "--force", action="store_true", help="create it with too few validators too; a devnet needs no such flag"
     )
     update = _command(actions, "update", "admin:update_run", "change the terms of a run's next steps", calls=True)
     for parser in (create, update):
@@ -165,6 +177,7 @@ def _add_runs(commands: Group, terms: SettingsHelp) -> None:
     fund.add_argument("run", metavar="NAME")
     fund.add_argument("amount", metavar="AMOUNT", help="such as 100 or 0.5")
     _listing(actions, "list", "runs", "all runs")
+    _command(actions, "calibrations", "tools:calibrations", "bounds of audits that can be named with --calibration")
     _detail(actions, "show", "run", "run", "a run, its terms and its steps")
 
 
@@ -210,6 +223,13 @@ def _add_log(commands: Group) -> None:
     verify.set_defaults(task="log:verify")
     verify.add_argument("mirror", type=Path, help="folder with `checkpoint` and `tile/`, as a coordinator serves them")
     verify.add_argument("--key", help="the log's verifier key, as the operator published it")
+    verify.add_argument("--head", type=Path, help="a tree head that you kept: refuse an older or forked copy")
+    verify.add_argument(
+        "--from-snapshot",
+        action="store_true",
+        help="trust the newest state whose digest the log notes, and verify the entries after it only",
+    )
+    verify.add_argument("--processes", type=int, metavar="N", help="that verify signatures. Default: one per core.")
     verify.add_argument("--json", action="store_true", help="print the result as JSON")
     export = _command(actions, "export", "log:export", "write the log to a folder that anyone can verify and serve")
     export.add_argument("target", type=Path, help="folder to write; it must not exist or be empty")
@@ -224,12 +244,17 @@ def _add_log(commands: Group) -> None:
 def _add_copies(commands: Group) -> None:
     backup = _command(commands, "backup", "lifecycle:backup", "copy a coordinator, running or not, to a new folder")
     backup.add_argument("target", type=Path, help="folder to write; it must not exist")
+    backup.add_argument("--since", type=Path, metavar="BACKUP", help="an older backup: link what it has, copy the rest")
     backup.add_argument("--objects", action="store_true", help="also the files that nodes sent (folder stores only)")
     backup.add_argument("--keys", action="store_true", help="also the keys: keep such a backup as safe as the folder")
     restore = _command(
         commands, "restore", "lifecycle:restore", "make a coordinator's folder from a backup, and check it"
     )
-    restore.add_argument("source", type=Path, help="folder that backup wrote")
+    restore.add_argument("source", type=Path, nargs="?", help="folder that backup wrote")
+    restore.add_argument(
+        "--from-mirror", metavar="URL|FOLDER", help="instead of a backup, any mirror of the log; needs --keys"
+    )
+    restore.add_argument("--settings", type=Path, help="with --from-mirror: the config.toml to use")
     restore.add_argument("--keys", type=Path, help="folder with key.json and log.key, if the backup has none")
     restore.add_argument(
         "--database", help="URL of an empty database to restore into; a SQLite file in the folder if not given"
@@ -304,7 +329,6 @@ def _add_explorer(commands: Group) -> None:
 
 def _add_others(commands: Group) -> None:
     _add_explorer(commands)
-    for name, (program, text) in LAB_PROGRAMS.items():
-        parser: argparse.ArgumentParser = commands.add_parser(name, help=f"{text}; everything after it is passed on")
-        parser.set_defaults(task="tools:run_lab_program", program=program, words=[])
+    for name, (_, text) in LAB_PROGRAMS.items():
+        commands.add_parser(name, help=f"{text}; everything after it is passed on")
     add_completion(commands).set_defaults(task="tools:completion")

@@ -26,6 +26,7 @@ from prime_runtime.keys import load_key_file, read_password_file
 
 DEPLOY_CONFIRMATIONS = 2
 FUNDING = "the funding"
+CHALLENGES_SHOWN = 5
 
 
 def deploy(context: OperatorContext) -> int:
@@ -152,7 +153,7 @@ def anchor(context: OperatorContext) -> int:
     """The running coordinator does it: two processes must not use its key at once."""
     _evm_config(context)
     client = OperatorClient(context)
-    if not client.query("runs", {})["rows"]:
+    if not client.query("status", {})["runs"]:
         raise LocalError("heads are anchored per run, and there is no run yet: prime-coordinator run create")
     size = client.request_anchor().size
     problem = client.query("settlement", {})["problem"]
@@ -196,15 +197,26 @@ def _settlement_lines(context: OperatorContext) -> list[tuple[str, str]]:
         return [("coordinator", "is not running")]
     state = f"waits: {found['problem']}" if found["problem"] else f"has followed the chain to block {found['followed']}"
     waiting = [("pending", purpose) for purpose in found["pending"]]
-    return [("coordinator", state), *waiting, *(("refused", refused) for refused in found["refused"])]
+    refused = [("refused", refused) for refused in found["refused"]]
+    return [("coordinator", state), *waiting, *refused, *_challenge_lines(found["promises"])]
+
+
+def _challenge_lines(promises: list[Any]) -> list[tuple[str, str]]:
+    """Payout roots that validators speak against, newest first."""
+    lines = []
+    for row in promises:
+        if row["votes"] or row["void"]:
+            state = "VOID: it is never paid" if row["void"] else f"CHALLENGED by {row['votes']}"
+            lines.append(("payout root", f"{row['root']}, epoch {row['epoch']} at entry {row['head_size']}: {state}"))
+    return lines[:CHALLENGES_SHOWN]
 
 
 async def _runs(context: OperatorContext) -> list[str]:
     try:
-        rows = await asyncio.to_thread(OperatorClient(context).query, "runs", {})
+        status = await asyncio.to_thread(OperatorClient(context).query, "status", {})
     except LocalError:
         return []  # not running: only the chain is shown
-    return [row["run"] for row in rows["rows"]]
+    return [row["run"] for row in status["runs"]]
 
 
 async def _run_lines(chain: ChainClient, contracts: Any, run: str) -> list[tuple[str, str]]:

@@ -4,35 +4,39 @@ The client signs with the key in the coordinator's folder and accepts replies of
 """
 
 import asyncio
-import json
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from prime_coordinator.admin.operator_api import (
-    ANCHOR_NOW,
-    OPERATOR_ENTRY_ENDPOINTS,
-    QUERY,
-    AnchorNow,
-    AnchorScheduled,
-    OperatorQuery,
-    QueryArgument,
-)
 from prime_coordinator.cli.arguments import FOLDER, FOLDER_VARIABLE
 from prime_coordinator.config import CoordinatorConfig, resolve_coordinator_config
 from prime_coordinator.home import CoordinatorHome, load_key, read_lock
+from prime_coordinator.operator_messages import (
+    ANCHOR_NOW,
+    COUNT_VALIDATORS,
+    OPERATOR_ENTRY_ENDPOINTS,
+    AnchorNow,
+    AnchorScheduled,
+    CountValidators,
+    ValidatorCount,
+)
 from prime_protocol.errors import LocalError
+from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId
-from prime_protocol.wire.messages import EntryReply
+from prime_protocol.wire.messages import RUN, EntryReply, RunReply, RunRequest
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
 from prime_runtime.console import CommandOutput
 from prime_runtime.http.client import CallRefused, Unreachable, open_client
 from prime_runtime.http.config import ClientLimits, ServerAddress
+from prime_runtime.http.coordinator_api import open_json_client
 from prime_runtime.keys import PASSWORD_CHARS_MIN
 from prime_runtime.redaction import Secret
+
+if TYPE_CHECKING:
+    from prime_explorer.routes import PageRoute
 
 
 class CoordinatorUnreachable(LocalError):
@@ -93,24 +97,48 @@ class OperatorClient:
 
     def __init__(self, context: OperatorContext) -> None:
         config = context.with_password(context.load_config())
-        self._url = context.args.url or find_url(context)
         self._authority = context.args.authority
         self._network: NetworkId = config.network_id
         self._key: WalletKey = load_key(config)
+        self._server = ServerAddress(context.args.url or find_url(context), self._key.node)
         self._folder = context.folder
 
     @property
     def coordinator(self) -> NodeId:
         return self._key.node
 
-    def query(self, route: str, params: Mapping[str, str]) -> Any:
-        """The result of a route of api/routes.py, as JSON."""
-        arguments = tuple(QueryArgument(name=name, value=value) for name, value in params.items())
-        return json.loads(self._call(QUERY, OperatorQuery(route=route, params=arguments)).body)
+    def query(self, route: str, params: Mapping[str, str], *, is_fresh: bool = True) -> Any:
+        """A page of prime_explorer/routes.py as JSON; with everything that is in the log now if it is to be fresh."""
+        from prime_explorer.routes import JSON_ROOT
+
+        page = find_route(route)
+        path = page.json_path.removeprefix(JSON_ROOT).format(**{name: params[name] for name in page.in_path})
+        given = {name: text for name, text in params.items() if name not in page.in_path}
+
+        async def ask() -> Any:
+            async with open_json_client(self._server.url, self._authority) as client:
+                if is_fresh and page.needs_index:
+                    await client.wait_for_index()
+                return await client.get(path, **given)
+
+        try:
+            return asyncio.run(ask())
+        except Unreachable as error:
+            raise CoordinatorUnreachable(f"{error}. The coordinator's folder is {self._folder}") from None
+
+    def get_terms(self, run: RunId) -> RunTerms:
+        """The terms that hold for the run's next step."""
+        reply: RunReply = self._call(RUN, RunRequest(after=2**63 - 1), run)
+        return reply.terms
 
     def append_entry(self, entry: Any, run: RunId | None) -> EntryReply:
         """Have the coordinator append an entry to the log."""
         reply: EntryReply = self._call(OPERATOR_ENTRY_ENDPOINTS[type(entry)], entry, run)
+        return reply
+
+    def count_validators(self, run: RunId, terms: RunTerms) -> ValidatorCount:
+        """How many owners could judge the work of a run, which need not exist yet, under these terms."""
+        reply: ValidatorCount = self._call(COUNT_VALIDATORS, CountValidators(terms=terms), run)
         return reply
 
     def request_anchor(self) -> AnchorScheduled:
@@ -127,7 +155,7 @@ class OperatorClient:
                 limits=CLIENT_LIMITS,
                 authority=self._authority,
             ) as client:
-                reply = await client.call(ServerAddress(self._url, self._key.node), endpoint, message, run=run)
+                reply = await client.call(self._server, endpoint, message, run=run)
                 return reply.message
 
         try:
@@ -137,6 +165,13 @@ class OperatorClient:
         except CallRefused as error:
             refusal = error.refusal
             raise LocalError(f"refused: {refusal.field} {refusal.problem}".replace("  ", " ")) from None
+
+
+def find_route(name: str) -> "PageRoute":
+    """A page of the explorer. Imported here, because most commands ask for none."""
+    from prime_explorer.routes import PAGE_ROUTES
+
+    return next(page for page in PAGE_ROUTES if page.name == name)
 
 
 def find_url(context: OperatorContext) -> str:

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prime_coordinator.admin.backup import make_backup, restore_backup
+from prime_coordinator.admin.backup import make_backup
+from prime_coordinator.admin.restore import RestoredMirror, restore_backup, restore_mirror
 from prime_coordinator.app import run
 from prime_coordinator.cli.context import OperatorContext
 from prime_coordinator.config import CoordinatorConfig, check_database_url, resolve_coordinator_config
@@ -37,6 +38,7 @@ def init(context: OperatorContext) -> int:
     say(f"created a coordinator of the network {config.network} in {config.folder}")
     say(f"coordinator  {created.coordinator}")
     say(f"log key      {created.log_key}")
+    say(f"randomness   {created.randomness}")
     say("Publish the log key: anyone with it can verify that a log is yours.")
     say(f"Keep copies of these files in a safe place: {', '.join(map(str, created.backup))}")
     say(f"start it with: prime-coordinator start --folder {config.folder}; it listens on {describe_listen(config)}")
@@ -89,13 +91,17 @@ def backup(context: OperatorContext) -> int:
     now_ms = SystemClock().now_ms()
     with context.screen.spinner("copying"):
         made = asyncio.run(
-            make_backup(config, args.target, with_objects=args.objects, with_keys=args.keys, now_ms=now_ms)
+            make_backup(
+                config, args.target, with_objects=args.objects, with_keys=args.keys, now_ms=now_ms, base=args.since
+            )
         )
     context.screen.print_line(f"{made.entries} entries, {len(made.files)} files written to {args.target}")
     if args.keys:
         context.print_error("the backup holds the keys: anyone with it and the password can act as this coordinator")
     else:
-        context.print_error("the backup holds no keys: without key.json and log.key the log cannot be continued")
+        context.print_error(
+            "the backup holds no keys: without key.json, log.key and randomness.key the log cannot go on"
+        )
     return 0
 
 
@@ -104,6 +110,10 @@ def restore(context: OperatorContext) -> int:
     secret = context.variables.get("PRIME_DATABASE_PASSWORD")
     if args.database is not None:
         check_database_url(args.database)
+    if (args.source is None) == (args.from_mirror is None):
+        raise LocalError("name either a backup, or a mirror with --from-mirror")
+    if args.from_mirror is not None:
+        return restore_from_mirror(context, Secret(secret) if secret else None)
     try:
         with context.screen.spinner("verifying and replaying"):
             manifest = restore_backup(
@@ -122,3 +132,47 @@ def restore(context: OperatorContext) -> int:
     context.print_error(f"the backup is of {made} UTC. Later entries are lost, and anyone who saw them can prove it")
     context.print_error("start it only if the old coordinator is gone for good: two running ones would fork the log")
     return 0
+
+
+def restore_from_mirror(context: OperatorContext, password: Secret | None) -> int:
+    args = context.args
+    if args.keys is None:
+        raise LocalError("a mirror holds no keys: give --keys FOLDER with key.json, log.key and randomness.key")
+    try:
+        with context.screen.progress_bar("verifying entries") as on_progress:
+            restored = restore_mirror(
+                args.from_mirror,
+                context.folder,
+                keys=args.keys,
+                settings=args.settings,
+                database=args.database,
+                password=password,
+                head=args.head,
+                on_progress=on_progress,
+            )
+    except RemoteError as error:
+        context.print_error(f"the mirror is not valid: {error}")
+        return EXIT_BROKEN
+    context.screen.print_line(f"restored {restored.entries} entries into {context.folder}; all verified")
+    for line in list_missing(restored):
+        context.print_error(line)
+    return 0
+
+
+def list_missing(restored: RestoredMirror) -> list[str]:
+    """What a mirror does not have."""
+    lines = [
+        f"the mirror ends at {format_time(restored.at_ms)} UTC. Later entries are lost, and anyone who saw them can"
+        " prove it",
+        "not in a mirror: rollout files and evidence, and uploads that no entry names yet. Copy what is left of"
+        " `objects`",
+    ]
+    if restored.open_files:
+        lines.append(
+            f"{restored.open_files} submissions are not settled. Without their files validators cannot judge them, and"
+            " they end as invalid, without credit or slash"
+        )
+    if not restored.has_settings:
+        lines.append("not in a mirror: the settings. config.toml has the defaults; --settings FILE takes yours")
+    lines.append("start it only if the old coordinator is gone for good: two running ones would fork the log")
+    return lines

@@ -1,4 +1,4 @@
-"""Commands that only show something: status, and the listings and details of the read API.
+"""Commands that only show something: status, and the explorer's pages as tables.
 
 How a row becomes the cells of a table is here too. A field's name says its unit, and so how it is shown.
 """
@@ -12,8 +12,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from prime_coordinator.cli.context import OperatorClient, OperatorContext
-from prime_coordinator.constants import PAGE_ROWS_MAX
+from prime_coordinator.cli.context import OperatorClient, OperatorContext, find_route
+from prime_coordinator.constants import ROUND_LATE_S
+from prime_explorer.config import ROWS_PER_PAGE_MAX
 from prime_protocol.errors import LocalError
 from prime_runtime.clock import SystemClock
 from prime_runtime.console import CommandOutput, stack
@@ -29,27 +30,32 @@ def _columns(spec: str) -> dict[str, str]:
 
 COLUMNS: dict[str, dict[str, str]] = {
     "runs": _columns(
-        "run, status, step=latest_step, done=slots_done, held=slots_held, slots=slots_per_step, leases=leases_open, "
-        "open=submissions_open, slashes=slashes_open, validators, pool=pool_nano, model"
+        "run, status, step=latest_step, done=slots_done, held=slots_held, slots, leases=leases_open, "
+        "open=submissions_open, slashes=slashes_open, validators, pool=pool_nano, calibrated=calibrated_at_ms, model"
     ),
     "nodes": _columns(
         "node, status, phase, doing=activity, roles, heartbeat=last_beat_ms, step=checkpoint_step, stake=stake_nano, "
-        "accepted, invalid, fraudulent, faults"
+        "accepted, invalid, fraudulent, faults, excluded"
     ),
     "leases": _columns(
         "run, lease, node, step, first slot=first_slot, slots, deadline=deadline_ms, duplicate=speculative"
     ),
-    "submissions": _columns("submission, run, step, node, when=at_ms, progress, verdicts, of=validators, credited"),
-    "verdicts": _columns("entry=index, when=at_ms, submission, validator, outcome, reason"),
+    "submissions": _columns("submission, run, step, node, when=at_ms, progress, verdicts, of=validators, units"),
+    "verdicts": _columns("entry=idx, when=at_ms, submission, validator, outcome, reason"),
     "slashes": _columns(
-        "entry=index, when=at_ms, submission, node, amount=amount_nano, progress, appeal until=appeal_until_ms"
+        "entry=idx, when=at_ms, submission, node, amount=amount_nano, progress, appeal until=appeal_until_ms"
     ),
-    "appeals": _columns("entry=index, when=at_ms, submission, by=author, progress, reason"),
-    "checkpoints": _columns("entry=index, when=at_ms, run, step, trained on=trained_on, root, beacon"),
+    "appeals": _columns(
+        "entry=appealed_idx, when=appealed_ms, submission, by=appealed_by, progress, reason=appeal_reason"
+    ),
+    "checkpoints": _columns("entry=idx, when=published_ms, run, step, trained on=trained_on, root, beacon"),
     "refused": _columns("when=at_ms, run, node, lease, field, problem, file=digest"),
-    "entries": _columns("entry=index, when=at_ms, kind, author, run, content=body"),
+    "entries": _columns("entry=idx, when=at_ms, kind, author, run, content=brief"),
 }
 """Columns of each listing: header and field of the row."""
+UNFOLDED = ("summary", "presence", "work", "terms")
+OMITTED = ("charted", "drawn", "rollouts", "strips", "chunk_strips", "weights")
+"""Parts of a page whose fields are shown as its own, and parts that only the explorer draws."""
 
 
 def format_value(value: Any) -> str:
@@ -65,7 +71,7 @@ def format_value(value: Any) -> str:
 
 
 def format_row(route: str, row: Mapping[str, Any], now_ms: int) -> list[str]:
-    return [_format_cell(route, field, row[field], now_ms) for field in COLUMNS[route].values()]
+    return [_format_cell(route, field, row.get(field), now_ms) for field in COLUMNS[route].values()]
 
 
 def _format_cell(route: str, field: str, value: Any, now_ms: int) -> str:
@@ -78,23 +84,28 @@ def _format_cell(route: str, field: str, value: Any, now_ms: int) -> str:
 
 
 def format_fields(row: Mapping[str, Any], now_ms: int, prefix: str = "") -> list[tuple[str, str]]:
-    """Every field of a row but its lists of rows; `summary` and `terms` are unfolded."""
+    """Every field of a page but its tables."""
     found: list[tuple[str, str]] = []
     for name, value in row.items():
-        if isinstance(value, dict) and name in ("summary", "terms"):
-            found += format_fields(value, now_ms, "" if name == "summary" else f"{name}.")
+        if name in OMITTED:
+            continue
+        if isinstance(value, dict) and name in UNFOLDED:
+            found += format_fields(value, now_ms, "terms." if name == "terms" else prefix)
         elif name.endswith("_nano"):
             found.append((prefix + name.removesuffix("_nano"), format_amount(int(value))))
         elif name.endswith(("at_ms", "_until_ms", "_beat_ms", "deadline_ms", "_by_ms")) and value:
             shown = f"{format_time(value)} ({format_relative_time(value, now_ms)})"
             found.append((prefix + name.removesuffix("_ms"), shown))
-        elif not _is_table(value):
+        elif get_table(value) is None:
             found.append((prefix + name, format_value(value)))
     return found
 
 
-def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and isinstance(value[0], dict)
+def get_table(value: Any) -> list[dict[str, Any]] | None:
+    """The rows of a value that is a table; None if it is none."""
+    if isinstance(value, dict) and value.keys() == {"rows", "next"}:
+        value = value["rows"]
+    return value if isinstance(value, list) and value and isinstance(value[0], dict) else None
 
 
 # --- Listings and details ---------------------------------------------------------------------------------------------
@@ -128,16 +139,19 @@ def fetch_rows(
 ) -> tuple[list[Any], bool]:
     """Rows of as many pages as it takes, and whether there are more. `after` ends at the row with this index."""
     rows: list[Any] = []
-    cursor: str | None = None
+    cursor: dict[str, str] = {}
+    name = "after" if "after" in find_route(route).filters else "before"
     while limit is None or len(rows) < limit:
-        wanted = PAGE_ROWS_MAX if limit is None else min(PAGE_ROWS_MAX, limit - len(rows))
-        page = client.query(route, {**params, "limit": str(wanted), **({"cursor": cursor} if cursor else {})})
-        fresh = [row for row in page["rows"] if row.get("index", after + 1) > after]
+        wanted = ROWS_PER_PAGE_MAX if limit is None else min(ROWS_PER_PAGE_MAX, limit - len(rows))
+        view = client.query(route, {**params, "limit": str(wanted), **cursor}, is_fresh=not cursor)
+        page = view if "rows" in view else view[route]
+        presence = view.get("presence") or {}
+        fresh = [row | presence.get(row.get("node"), {}) for row in page["rows"] if row.get("idx", after + 1) > after]
         rows += fresh
-        cursor = page["next"]
-        if cursor is None or len(fresh) < len(page["rows"]):
+        cursor = {name: page["next"]} if page["next"] else {}
+        if not cursor or len(fresh) < len(page["rows"]):
             break
-    return rows, cursor is not None
+    return rows, bool(cursor)
 
 
 def show_detail(context: OperatorContext) -> int:
@@ -147,8 +161,10 @@ def show_detail(context: OperatorContext) -> int:
         screen.print_json(row)
         return 0
     screen.show(screen.key_value_table(format_fields(row, SystemClock().now_ms())))
-    for title, rows in row.items():
-        if _is_table(rows):
+    work = row.get("work") or {}
+    for title, value in {**row, **work}.items():
+        rows = get_table(value)
+        if rows is not None and title not in OMITTED:
             lines = [list(map(format_value, each.values())) for each in rows]
             screen.show(Text(""), screen.table(list(rows[0]), lines, title=title))
     return 0
@@ -181,6 +197,7 @@ def draw_status(screen: CommandOutput, status: dict[str, Any]) -> RenderableType
             ("coordinator", status["coordinator"]),
             ("log key", status["log_key"]),
             ("log", f"{status['entries']:,} entries, newest {newest}; head over {status['head_size']:,}"),
+            ("randomness", format_randomness(status["randomness"])),
             ("nodes", f"{nodes['registered']:,}: " + format_counts(nodes, "online", "late", "lost")),
             ("leases", f"{status['leases_open']:,} open"),
             ("submissions", format_counts(submissions, *submissions)),
@@ -194,6 +211,14 @@ def draw_status(screen: CommandOutput, status: dict[str, Any]) -> RenderableType
     for run in status["runs"]:
         add_run_row(screen, table, run)
     return stack(grid, Text(""), table)
+
+
+def format_randomness(found: dict[str, Any]) -> str:
+    """The chain, the last witnesses, and what waits for a round that is late."""
+    text = f"{found['chain']}; {found['last_witnesses']} witnesses of the last round"
+    if found["late_s"] > ROUND_LATE_S:
+        text += f"; beacons and audits wait for round {found['waiting_for_round']}, {found['late_s']} s late"
+    return text
 
 
 def add_run_row(screen: CommandOutput, table: Table, run: dict[str, Any]) -> None:

@@ -1,19 +1,22 @@
 """Commands about the log: verify a mirror, export one, show the newest entries."""
 
 import asyncio
+import os
 import time
 from typing import Any
 
 from prime_coordinator.cli.context import OperatorClient, OperatorContext
 from prime_coordinator.cli.listing import check_limit, fetch_rows, format_row
-from prime_coordinator.home import check_database, database_url
-from prime_coordinator.log.replay import describe_log, summarise_log, verify_log
+from prime_coordinator.home import CoordinatorHome, check_database, database_url
+from prime_coordinator.log.mirror import copy_snapshots, write_log_copy
 from prime_coordinator.log.store import open_log_store
-from prime_coordinator.log.writer import build_tree, extend_mirror
+from prime_coordinator.log.summary import describe_log, summarise_log
+from prime_coordinator.log.verify import VerifyOptions, verify_log
+from prime_protocol.constants import NOTE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.log.tree_head import VerifierKey
 from prime_runtime.clock import SystemClock
-from prime_runtime.log_files import read_leaves, read_tile, read_tree_head
+from prime_runtime.log_files import read_bounded
 
 FOLLOW_S = 1.0
 EXIT_BROKEN = 3
@@ -25,13 +28,18 @@ def verify(context: OperatorContext) -> int:
         key = VerifierKey.parse(args.key) if args.key else None
     except RemoteError as error:
         raise LocalError(f"--key is not a verifier key: {error}") from None
+    remembered = read_bounded(args.head, NOTE_BYTES_MAX) if args.head else None
     try:
-        with context.screen.spinner("replaying the log"):
+        with context.screen.progress_bar("verifying entries") as on_progress:
             verified = verify_log(
-                read_tree_head(args.mirror),
-                lambda size: read_leaves(args.mirror, size),
-                lambda tile: read_tile(args.mirror, tile),
-                key,
+                args.mirror,
+                VerifyOptions(
+                    key=key,
+                    remembered=remembered,
+                    is_from_snapshot=args.from_snapshot,
+                    processes=args.processes or os.cpu_count() or 1,
+                    on_progress=on_progress,
+                ),
             )
     except RemoteError as error:
         context.print_error(f"the log is not valid: {error}")
@@ -55,8 +63,8 @@ def export(context: OperatorContext) -> int:
         if head is None:
             raise LocalError("no tree head is signed yet: start the coordinator once")
         with context.screen.spinner(f"writing {head.size:,} entries"):
-            tree = build_tree(store.read_blocking, head.size)
-            extend_mirror(target, tree, store.read_blocking, head.note, old_size=0, new_size=head.size)
+            write_log_copy(target, store.read_blocking, head.note, head.size)
+            copy_snapshots(CoordinatorHome(config.folder).mirror, target, head.size)
     finally:
         store.close()
     context.screen.print_line(
@@ -68,8 +76,8 @@ def export(context: OperatorContext) -> int:
 def tail(context: OperatorContext) -> int:
     args, client = context.args, OperatorClient(context)
     check_limit(args.limit)
-    names = ("kind", "author", "run", "subject")
-    params = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    names = {"kind": "kind", "author": "author", "run": "run", "subject": "about"}
+    params = {names[name]: getattr(args, name) for name in names if getattr(args, name) is not None}
     rows, _ = fetch_rows(client, "entries", params, args.limit)
     last = show_entries(context, rows, -1)
     while args.follow:
@@ -87,4 +95,4 @@ def show_entries(context: OperatorContext, rows: list[Any], last: int) -> int:
             context.screen.print_json(row, in_one_line=True)
         else:
             context.screen.print_line("  ".join(format_row("entries", row, now_ms)))
-    return max([last, *(int(row["index"]) for row in rows)])
+    return max([last, *(int(row["idx"]) for row in rows)])

@@ -1,16 +1,15 @@
-"""Commands that start something else: the explorer of any log, the programs of the lab, shell completion."""
+"""Commands that need no coordinator: the explorer of any log, named calibrations, shell completion."""
 
 import asyncio
 import os
 import signal
-import subprocess
 import sys
 from collections.abc import Callable
 from hashlib import sha256
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from prime_coordinator.admin.calibrations import NAMED_CALIBRATIONS
 from prime_coordinator.api.explorer import open_models
 from prime_coordinator.cli.arguments import build_parser
 from prime_coordinator.cli.context import OperatorContext
@@ -19,6 +18,8 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.log.tiles import CHECKPOINT_PATH
 from prime_protocol.log.tree_head import VerifierKey
 from prime_runtime.cli import SettingsHelp, build_completion_script
+from prime_runtime.clock import SystemClock
+from prime_runtime.formatting import format_relative_time
 from prime_runtime.logs import LogConfig, configure_logging
 
 
@@ -67,14 +68,23 @@ async def _explore(config: StandaloneConfig, say: Callable[[str], None]) -> None
     await serving
 
 
-def run_lab_program(context: OperatorContext) -> int:
-    """In a process of its own: the lab also runs the node's code, which this program does not import."""
-    if find_spec("prime_lab") is None:
-        raise LocalError("this command is part of the lab, which is not installed: pip install 'prime-swarm[lab]'")
-    return subprocess.run([sys.executable, "-m", context.args.program, *context.args.words], check=False).returncode
-
-
 def completion(context: OperatorContext) -> int:
     parser = build_parser(SettingsHelp.ALL, SettingsHelp.ALL)
     context.screen.write(build_completion_script(parser, context.args.shell))
+    return 0
+
+
+def calibrations(context: OperatorContext) -> int:
+    rows = [
+        [
+            each.name,
+            each.measured_on,
+            format_relative_time(each.measured_at_ms, SystemClock().now_ms()),
+            ", ".join(f"{name} {value}" for name, value in each.architecture.items()),
+        ]
+        for each in NAMED_CALIBRATIONS
+    ]
+    screen = context.screen
+    screen.show(screen.table(["name", "measured on", "when", "only for models with"], rows))
+    screen.print_line("other models and machines: prime-node calibrate MODEL --out tolerance.toml")
     return 0

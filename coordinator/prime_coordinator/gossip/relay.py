@@ -11,6 +11,7 @@ from itertools import islice
 from random import Random
 
 from prime_coordinator.constants import (
+    RELAY_ACCUSATIONS_KEPT,
     RELAY_ANNOUNCED_MAX,
     RELAY_HEADS_KEPT,
     RELAY_SCAN_MAX,
@@ -18,7 +19,8 @@ from prime_coordinator.constants import (
     RELAY_SWEEP_MS,
     RELAY_URGENT_MANIFESTS_MAX,
 )
-from prime_protocol.constants import RELAY_FRAMES_MAX, RELAY_HEADS_MAX, RELAY_SERVING_MAX
+from prime_protocol.constants import RELAY_ACCUSATIONS_MAX, RELAY_FRAMES_MAX, RELAY_HEADS_MAX, RELAY_SERVING_MAX
+from prime_protocol.gossip.accusation import Accusation
 from prime_protocol.gossip.messages import CheckpointAnnounced, GossipKind, HeadSeen, ReceivedGossip, ServingRecord
 from prime_protocol.wire.ids import Digest, NodeId, RunId
 
@@ -41,6 +43,7 @@ class RunMessages:
     announced: OrderedDict[bytes, RelayedMessage] = field(default_factory=OrderedDict)
     serving: OrderedDict[bytes, RelayedMessage] = field(default_factory=OrderedDict)
     heads: OrderedDict[bytes, RelayedMessage] = field(default_factory=OrderedDict)
+    accusations: OrderedDict[bytes, RelayedMessage] = field(default_factory=OrderedDict)
     servers: Counter[Digest] = field(default_factory=Counter)
     """How many nodes serve each manifest."""
     newest: int = 0
@@ -57,6 +60,7 @@ class RelayLimits:
     announced_max: int = RELAY_ANNOUNCED_MAX
     serving_max: int = RELAY_SERVING_KEPT
     heads_max: int = RELAY_HEADS_KEPT
+    accusations_max: int = RELAY_ACCUSATIONS_KEPT
 
 
 class GossipRelay:
@@ -90,8 +94,11 @@ class GossipRelay:
             seen = 0  # from a process whose clock was ahead
         announced = list(_list_since(held.announced, seen, now_ms))
         announced.sort(key=_get_step, reverse=True)
-        heads = list(islice(_list_since(held.heads, seen, now_ms), RELAY_HEADS_MAX))
-        found = announced[: RELAY_FRAMES_MAX - RELAY_SERVING_MAX - len(heads)] + self._draw(held, seen, now_ms) + heads
+        rest = [
+            *islice(_list_since(held.heads, seen, now_ms), RELAY_HEADS_MAX),
+            *islice(_list_since(held.accusations, seen, now_ms), RELAY_ACCUSATIONS_MAX),
+        ]
+        found = announced[: RELAY_FRAMES_MAX - RELAY_SERVING_MAX - len(rest)] + self._draw(held, seen, now_ms) + rest
         return held.newest, tuple(stored.gossip.frame for stored in found)
 
     def has_news(self, run: RunId, seen: int) -> bool:
@@ -132,6 +139,7 @@ class GossipRelay:
             GossipKind.ANNOUNCED: sum(len(held.announced) for held in runs),
             GossipKind.SERVING: sum(len(held.serving) for held in runs),
             GossipKind.HEAD_SEEN: sum(len(held.heads) for held in runs),
+            GossipKind.ACCUSATION: sum(len(held.accusations) for held in runs),
         }
 
     def __len__(self) -> int:
@@ -150,13 +158,15 @@ class GossipRelay:
                 return self._store_serving(held, sender, stored, message)
             case HeadSeen():
                 _put_bounded(held.heads, sender, stored, self._limits.heads_max)
+            case Accusation():
+                _put_bounded(held.accusations, sender, stored, self._limits.accusations_max)
         return False
 
     def _store_serving(self, held: RunMessages, sender: NodeId, stored: RelayedMessage, message: ServingRecord) -> bool:
         """Urgent if this node is the first to serve one of the newest manifests."""
         _drop_servers(held, held.serving.pop(sender, None))
         if not message.urls:
-            return False  # a node without URLs serves nobody
+            return False  # a node without URLs serves no weights
         while len(held.serving) >= self._limits.serving_max:
             _drop_servers(held, held.serving.popitem(last=False)[1])
         first = [manifest for manifest in _newest_manifests(held) if not held.servers[manifest]]
@@ -170,7 +180,7 @@ class GossipRelay:
         held.swept_ms = now_ms
         for node in [node for node, stored in held.serving.items() if not stored.is_alive(now_ms)]:
             _drop_servers(held, held.serving.pop(node))
-        for table in (held.announced, held.heads):
+        for table in (held.announced, held.heads, held.accusations):
             for key in [key for key, stored in table.items() if not stored.is_alive(now_ms)]:
                 del table[key]
 

@@ -14,23 +14,26 @@ from prime_coordinator.gossip.gossip_http import GossipHttp, GossipMembers
 from prime_coordinator.gossip.relay import GossipRelay
 from prime_protocol.constants import ADDRESSES_MAX, GOSSIP_REPEAT_MS
 from prime_protocol.errors import LocalError
+from prime_protocol.gossip.accusation import Accusation
 from prime_protocol.gossip.messages import HeadSeen, ReceivedGossip
-from prime_protocol.wire.ids import RunId
+from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.gossip.transport import GossipPublisher, Libp2pTransport
 from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.announcer import Announcer
+from prime_runtime.shardcast.config import with_ports
 from prime_runtime.shardcast.directory import ServerDirectory
 from prime_runtime.shardcast.server import ShardServer
 from prime_runtime.shardcast.store import ShardStore
-from prime_runtime.shardcast.upload_slots import UploadLimits, UploadSlots, with_ports
+from prime_runtime.shardcast.upload_slots import UploadLimits, UploadSlots
 from prime_runtime.supervisor import SupervisedTask, Supervisor
 
 log = logging.getLogger(__name__)
 
 HEAD_POLL_MS = 500
+ACCUSERS_LOGGED_MAX = 1_000
 
 
 class CoordinatorGossip:
@@ -58,6 +61,8 @@ class CoordinatorGossip:
         self.gossip_http.pass_on = self._forward
         self.gossip_http.list_peers = lambda: self._libp2p.addresses[:ADDRESSES_MAX]
         self._announcer = self._open_origin(http)
+        self._accused: dict[NodeId, Digest] = {}
+        """The last entry that each node accused."""
         self._published_head = (0, -HEAD_GOSSIP_MS)
         """Size of the last published head, and when it was published."""
         self.gossip_http.add_routes(http)
@@ -120,9 +125,23 @@ class CoordinatorGossip:
             log.debug("message not forwarded to libp2p: %s", error)
 
     def _learn(self, run: RunId, gossip: ReceivedGossip) -> None:
+        if isinstance(gossip.message, Accusation):
+            self._log_accusation(gossip.payload.sender, gossip.message)
         if run == self._origin_run:
             self._directory.expire(self._clock.now_ms())
             self._directory.learn(gossip)
+
+    def _log_accusation(self, accuser: NodeId, accusation: Accusation) -> None:
+        """Once for each node, however often it repeats it. The operator decides who is right."""
+        if self._accused.get(accuser) != accusation.leaf_hash and len(self._accused) < ACCUSERS_LOGGED_MAX:
+            self._accused[accuser] = accusation.leaf_hash
+            log.error(
+                "%s ACCUSES THIS LOG: entry %d breaks a rule (%s): %s; check it with `prime-coordinator log verify`",
+                accuser,
+                accusation.index,
+                accusation.rule,
+                accusation.problem,
+            )
 
     async def _store(self, run: RunId, gossip: ReceivedGossip) -> None:
         self.gossip_http.put(run, gossip)

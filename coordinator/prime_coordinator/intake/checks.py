@@ -13,18 +13,27 @@ from typing import Any
 
 import numpy as np
 
-from prime_coordinator.constants import ADDRESS_GROUP_MS, NODES_PER_ADDRESS_GROUP_MAX, NODES_PER_OWNER_MAX
+from prime_coordinator.constants import (
+    ADDRESS_GROUP_MS,
+    FREE_ENTRIES_PARTS,
+    NODES_PER_ADDRESS_GROUP_MAX,
+    NODES_PER_OWNER_MAX,
+)
+from prime_protocol.constants import FREE_BURST_MS
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import (
     CheckpointPublished,
     Delegated,
-    DelegationRevoked,
+    FindingFiled,
     Inspected,
     NodeRegistered,
+    RulingGiven,
     StepMeasured,
     Submitted,
+    VerdictCommitted,
     VerdictGiven,
 )
+from prime_protocol.ledger.limits import drop_expired, is_free
 from prime_protocol.ledger.rewards import count_context_tokens
 from prime_protocol.ledger.state import LedgerState, LogPosition, RunState
 from prime_protocol.ledger.terms import RunTerms
@@ -42,37 +51,56 @@ from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
 
 
 class Admission:
-    """Limits registrations per owner and per address range. The counts per address are lost at a restart."""
+    """Limits registrations per owner and per address range, on top of the ledger's limits per key and owner.
+
+    The counts per address are lost at a restart.
+    """
 
     def __init__(self, state: LedgerState) -> None:
         self._state = state
         self._owned: Counter[NodeId] = Counter(state.owners.values())
         self._recent: deque[tuple[int, str]] = deque()
         self._groups: Counter[str] = Counter()
+        self._free_until_ms: dict[str, int] = {}
+        """When an address range's part of the budget of free entries is whole again; whole ones are left out."""
 
     def check(self, sender: NodeId, entry: Any, address_group: str, now_ms: int) -> None:
         """Refuse entries over the limits. They are counted once they are logged: see `logged`."""
         self._expire(now_ms)
-        if isinstance(entry, NodeRegistered | Delegated) and sender not in self._state.nodes:
+        if not isinstance(entry, NodeRegistered | Delegated):
+            return
+        if sender not in self._state.nodes:
             self._check_newcomer(address_group)
+        owner = self._state.owners.get(sender, sender)
         if isinstance(entry, Delegated):
-            self._check_owner(sender, entry.delegation.owner)
-        if isinstance(entry, DelegationRevoked) and not self._has_account(sender):
-            raise RemoteError("Payload.sender", f"{sender} has no node and no balance, so there is nothing to revoke")
+            owner = entry.delegation.owner
+            self._check_owner(sender, owner)
+        if is_free(self._state, owner, sender):
+            self._check_free(address_group, now_ms)
 
     def _check_newcomer(self, address_group: str) -> None:
         """A known node may always return."""
         if self._groups[address_group] >= NODES_PER_ADDRESS_GROUP_MAX:
             problem = f"{NODES_PER_ADDRESS_GROUP_MAX} nodes joined from your network; try again in an hour"
-            raise RemoteError("Payload.sender", problem)
+            raise RemoteError("Payload.sender", problem, retry_after_ms=ADDRESS_GROUP_MS)
+
+    def _check_free(self, address_group: str, now_ms: int) -> None:
+        """One address range must not use up the budget that newcomers from all others need."""
+        wait_ms = self._free_until_ms.get(address_group, 0) - now_ms - FREE_BURST_MS
+        if wait_ms > 0:
+            problem = f"too many free entries came from your network; try again in {-(-wait_ms // 1000)} s"
+            raise RemoteError("Payload.sender", problem, retry_after_ms=wait_ms)
 
     def _check_owner(self, node: NodeId, owner: NodeId) -> None:
         if self._state.owners.get(node) != owner and self._owned[owner] >= NODES_PER_OWNER_MAX:
             raise RemoteError("delegation.owner", f"{owner} already has {NODES_PER_OWNER_MAX} nodes")
 
-    def _has_account(self, sender: NodeId) -> bool:
-        """Free entries need an account: otherwise strangers could fill the log."""
-        return sender in self._state.nodes or self._owned[sender] > 0 or self._state.funds.balances[sender] > 0
+    def charge_free(self, address_group: str, free_ms: int, now_ms: int) -> None:
+        """An entry from this address range has used so much of the budget of free entries."""
+        if free_ms > 0:
+            until_ms = max(now_ms, self._free_until_ms.pop(address_group, 0))
+            self._free_until_ms[address_group] = until_ms + free_ms * FREE_ENTRIES_PARTS
+            drop_expired(self._free_until_ms, now_ms)
 
     def logged(self, node: NodeId, old_owner: NodeId | None, address_group: str, now_ms: int) -> None:
         """Update the counts after an entry that may have changed a node's owner."""
@@ -108,6 +136,9 @@ def _find_position(state: LedgerState, payload: Payload, entry: Any) -> LogPosit
     if isinstance(entry, NodeRegistered):
         node = state.nodes.get(payload.sender)
         return node.registered if node and node.version == payload.version else None
+    if isinstance(entry, Delegated):
+        is_in_force = state.owners.get(payload.sender) == entry.delegation.owner
+        return state.nodes[payload.sender].delegated if is_in_force else None
     run = state.runs.get(payload.run) if payload.run is not None else None
     return _find_in_run(run, payload, entry) if run else None
 
@@ -117,6 +148,10 @@ def _find_in_run(run: RunState, payload: Payload, entry: Any) -> LogPosition | N
         case Submitted(receipt=receipt):
             submission = run.submissions.get(compute_receipt_id(receipt))
             return submission.position if submission and submission.node == payload.sender else None
+        case VerdictCommitted(submission=name):
+            awaited = run.submissions.get(name)
+            rounds = awaited.rounds if awaited else []
+            return next((each.committed[payload.sender] for each in rounds if payload.sender in each.committed), None)
         case VerdictGiven(receipt=receipt):
             judged = run.submissions.get(receipt.submission)
             rounds = judged.rounds if judged else []
@@ -124,6 +159,12 @@ def _find_in_run(run: RunState, payload: Payload, entry: Any) -> LogPosition | N
         case Inspected(submission=name):
             inspected = run.submissions.get(name)
             return inspected.inspected.get(payload.sender) if inspected else None
+        case RulingGiven(submission=name):
+            ruled = run.submissions.get(name)
+            return ruled.rulings.get(payload.sender) if ruled else None
+        case FindingFiled(submission=name):
+            finding = run.findings.get(name)
+            return finding.position if finding and finding.finder == payload.sender else None
         case CheckpointPublished(step=step):
             checkpoint = run.checkpoints.get(step)
             return checkpoint.position if checkpoint and payload.sender == run.terms.trainer else None
@@ -162,7 +203,7 @@ def get_expected_submission(name: RunId, run: RunState, receipt: SubmissionRecei
         header=RolloutHeader(
             run=name,
             step=lease.step,
-            checkpoint_root=receipt.checkpoint_root,
+            checkpoint_root=run.checkpoints[lease.checkpoint_step].root,
             lease=receipt.lease,
             node=lease.node,
         ),

@@ -54,7 +54,7 @@ def check_upload(core: Core, caller: Caller, upload: UploadRequest, bytes_max: i
     if not _is_entitled(core, run, caller.sender, upload):
         reasons = {
             UploadPurpose.ROLLOUTS: f"the lease {upload.lease} is not open, or not yours",
-            UploadPurpose.EVIDENCE: "you were not drawn to audit that submission, or have given your verdict",
+            UploadPurpose.EVIDENCE: "you were not asked to judge that submission, or have given your verdict",
             UploadPurpose.MANIFEST: "you are not the run's trainer",
         }
         raise RefusalError(RefusalCode.FORBIDDEN, "purpose", reasons[upload.purpose])
@@ -66,7 +66,8 @@ def _is_entitled(core: Core, run: RunState, sender: NodeId, upload: UploadReques
             lease = run.leases.get(upload.lease or 0)
             return lease is not None and lease.node == sender
         case UploadPurpose.EVIDENCE:
-            return any(task.submission == upload.submission for task in core.audits.tasks(sender))
+            tasks = (*core.audits.tasks(sender), *core.inspections.list_rulings(sender))
+            return any(task.submission == upload.submission for task in tasks)
         case UploadPurpose.MANIFEST:
             return sender == run.terms.trainer
 

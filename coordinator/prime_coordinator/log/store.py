@@ -36,6 +36,8 @@ UNACKNOWLEDGED_MS_MAX = 20_000
 """How long a PostgreSQL server may leave sent data unacknowledged."""
 KEEPALIVES = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 2}
 """Seconds before an idle connection is probed, between probes, and probes that may be lost."""
+CHECKED_BYTES_MAX = 64 * 2**20
+"""Largest SQLite file that is checked for damage before anything else. A larger one is checked while it is in use."""
 ROWS_MAX = 1_000
 """Most rows of one result."""
 
@@ -109,6 +111,10 @@ class LogStore:
     async def wait_for_pending_writes(self) -> None:
         """Return once every write that a killed process had begun is either committed or rolled back."""
         await self._write(lock_appends)
+
+    async def check_integrity(self) -> None:
+        """LocalError if the file is damaged. Reads all of it."""
+        await self._read(check_sqlite_integrity)
 
     # --- Reading ----------------------------------------------------------------------------------------------------
 
@@ -195,9 +201,18 @@ def open_log_store(url: str, password: Secret | None = None) -> LogStore:
     """Open the database; create or migrate its tables."""
     engine = open_engine(url, password)
     with explain_database_errors(engine), engine.begin() as connection:
-        check_sqlite_integrity(connection)
+        if get_file_bytes(connection) <= CHECKED_BYTES_MAX:
+            check_sqlite_integrity(connection)
         migrate(connection)
     return LogStore(engine)
+
+
+def get_file_bytes(connection: Connection) -> int:
+    """Of a SQLite database; 0 for a server."""
+    if connection.dialect.name != "sqlite":
+        return 0
+    pages, page_bytes = (connection.execute(text(f"PRAGMA {name}")).scalar() for name in ("page_count", "page_size"))
+    return int(pages or 0) * int(page_bytes or 0)
 
 
 def check_sqlite_integrity(connection: Connection) -> None:

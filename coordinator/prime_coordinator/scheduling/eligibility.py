@@ -6,13 +6,14 @@ node becomes eligible as soon as the cause is gone.
 
 from collections import Counter, OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from prime_coordinator.constants import BAD_FILES_PER_LEASE_MAX, FAILURE_WAIT_MS, FAILURE_WAIT_MS_MAX, FAILURES_FREE
 from prime_protocol.constants import LATE_MS, LOST_MS
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import NodeStatus, Role
+from prime_protocol.ledger.run_record import RunRecord
 from prime_protocol.ledger.state import NodeState
 from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.ids import NodeId, RunId
@@ -169,12 +170,14 @@ class Eligibility(StrEnum):
     DRAINED = "drained"
     UNDELEGATED = "undelegated"
     OUTDATED = "outdated"
+    EXCLUDED = "excluded"
     UNSTAKED = "unstaked"
     LOST = "lost"
     LATE = "late"
     LEAVING = "leaving"
     IDLE = "not a worker"
     SUSPENDED = "suspended"
+    HELD = "pay held"
     PROBING = "probing"
     READY = "ready"
 
@@ -192,6 +195,10 @@ class NodeFacts:
     wait_ms: int
     is_measured: bool
     now_ms: int
+    record: RunRecord = field(default_factory=RunRecord)
+    """In this run."""
+    is_suspended: bool = False
+    """In this run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,14 +212,14 @@ class EligibilityRule:
     @property
     def is_eligible(self) -> bool:
         """Whether the node gets work."""
-        return self.eligibility in (Eligibility.PROBING, Eligibility.READY)
+        return self.eligibility in (Eligibility.HELD, Eligibility.PROBING, Eligibility.READY)
 
 
 ELIGIBILITY_RULES: tuple[EligibilityRule, ...] = (
     EligibilityRule(Eligibility.BANNED, lambda f: f.node.status is NodeStatus.BANNED, "the operator lifts the ban"),
     EligibilityRule(
         Eligibility.DRAINED,
-        lambda f: f.node.status is NodeStatus.DRAINED,
+        lambda f: f.node.status is NodeStatus.DRAINED or f.is_suspended,
         "the operator lifts it, or a heartbeat does if silence was the reason",
     ),
     EligibilityRule(Eligibility.UNDELEGATED, lambda f: not f.is_delegated, "its owner signs a new delegation"),
@@ -221,12 +228,22 @@ ELIGIBILITY_RULES: tuple[EligibilityRule, ...] = (
         lambda f: f.node.version < f.terms.get_version_min(f.now_ms),
         "it registers again with a newer version",
     ),
+    EligibilityRule(
+        Eligibility.EXCLUDED,
+        lambda f: f.record.restake_nano > 0,
+        "its owner stakes again at least what was slashed in this run; then it is on probation again",
+    ),
     EligibilityRule(Eligibility.UNSTAKED, lambda f: f.stake_nano < f.terms.stake_min_nano, "its owner stakes enough"),
     EligibilityRule(Eligibility.LOST, lambda f: f.phase is NodePhase.LOST, "it sends a heartbeat"),
     EligibilityRule(Eligibility.LATE, lambda f: f.phase is NodePhase.LATE, "it sends a heartbeat"),
     EligibilityRule(Eligibility.LEAVING, lambda f: f.activity is NodeActivity.DRAINING, "it stops draining"),
     EligibilityRule(Eligibility.IDLE, lambda f: Role.WORKER not in f.node.roles, "it registers again as a worker"),
     EligibilityRule(Eligibility.SUSPENDED, lambda f: f.wait_ms > 0, "time passes"),
+    EligibilityRule(
+        Eligibility.HELD,
+        lambda f: f.record.is_held,
+        "its files look honest again, or prime-node calibrate on this kind of machine gives the run other bounds",
+    ),
     EligibilityRule(Eligibility.PROBING, lambda f: not f.is_measured, "it submits its first lease"),
     EligibilityRule(Eligibility.READY, lambda f: True, "none is needed"),
 )

@@ -16,6 +16,7 @@ from prime_coordinator.constants import (
     PROBATION_STEP_PARTS,
     RETRY_MS,
     RETRY_MS_MAX,
+    ROUND_LATE_S,
     STRAGGLER_SHARE,
 )
 from prime_coordinator.entry_writer import EntryWriter
@@ -24,7 +25,6 @@ from prime_coordinator.scheduling.eligibility import Backoff
 from prime_protocol.constants import (
     LEASE_MS_MAX,
     LEASE_SLACK,
-    LEASE_SLOTS_MAX,
     LEASE_TARGET_MS,
     LEASES_OPEN_MAX,
     ROLLOUT_FILE_BYTES_MAX,
@@ -45,6 +45,7 @@ class LeasePlan:
 
     run: RunId
     step: Step
+    checkpoint_step: Step
     node: NodeId
     slots: int
     slot_ms: float
@@ -85,7 +86,7 @@ class LeaseScheduler:
     def request(self, name: RunId, node: NodeId, request: LeaseRequest, now_ms: int) -> LeaseReply:
         """A lease that fits the node, or why there is none and when to ask again. The node is eligible."""
         run = self._run(name)
-        refusal = self._refusal(run, node, request)
+        refusal = self._refusal(run, node, request, now_ms)
         if refusal is not None:
             return refusal
         plan = self._plan(name, run, node, request, now_ms)
@@ -102,13 +103,16 @@ class LeaseScheduler:
         retry_ms = min(max(due_ms - now_ms, RETRY_MS), RETRY_MS_MAX)
         return refuse_lease(f"step {plan.step} is fully leased", retry_ms)
 
-    def _refusal(self, run: RunState, node: NodeId, request: LeaseRequest) -> LeaseReply | None:
+    def _refusal(self, run: RunState, node: NodeId, request: LeaseRequest, now_ms: int) -> LeaseReply | None:
         if run.status is not RunStatus.ACTIVE:
             return refuse_lease(f"the run is {run.status}", RETRY_MS_MAX)
         checkpoint = run.checkpoints.get(Step(run.latest))
-        if checkpoint is None or checkpoint.beacon is None:
+        if checkpoint is None:
             return refuse_lease("no step is open yet")
-        if request.checkpoint_step < run.latest - run.terms.lag_max:
+        if checkpoint.beacon is None:
+            return refuse_lease(self._explain_missing_beacon(run.latest, now_ms))
+        lag_max = min(run.terms.lag_max, get_step_terms(run, Step(run.latest)).lag_max)
+        if request.checkpoint_step < run.latest - lag_max:
             return refuse_lease(f"checkpoint {request.checkpoint_step} is too old, load {run.latest}")
         held = len(self._held.get(node, ()))
         if held and not self.throughput.is_measured(node):
@@ -118,9 +122,17 @@ class LeaseScheduler:
             return refuse_lease(f"{unsettled_max} of your leases and submissions are not settled yet")
         return None
 
+    def _explain_missing_beacon(self, step: int, now_ms: int) -> str:
+        number = next(iter(self._entry_writer.state.pending_rounds), None)
+        if number is None:
+            return f"step {step} waits for a tree head"
+        late_s = (now_ms - self._entry_writer.state.randomness.round_time_ms(number)) // 1000
+        delay = f", which is {late_s} s late: its source does not answer" if late_s > ROUND_LATE_S else ""
+        return f"step {step} waits for round {number} of the randomness chain{delay}"
+
     def _is_new(self, run: RunState, node: NodeId) -> bool:
         """Whether a node is on probation: too few accepted submissions in a row."""
-        return self._entry_writer.state.nodes[node].streak < run.terms.audit_probation
+        return run.get_record(node).streak < run.terms.audit_probation
 
     def _plan(self, name: RunId, run: RunState, node: NodeId, request: LeaseRequest, now_ms: int) -> LeasePlan:
         """A node without a measurement gets one slot: its first lease measures its throughput."""
@@ -133,7 +145,8 @@ class LeaseScheduler:
         left_ms = estimate.time_left_ms(run, request.checkpoint_step, now_ms)
         if left_ms is not None:
             slots = min(slots, int(left_ms / slot_ms))
-        return LeasePlan(name, step, node, slots, slot_ms, is_probe)
+        checkpoint_step = Step(min(request.checkpoint_step, step))
+        return LeasePlan(name, step, checkpoint_step, node, slots, slot_ms, is_probe)
 
     def _take_straggler(self, plan: LeasePlan, now_ms: int) -> range | None:
         """The slots of the most overdue lease that this node would finish before the holder's deadline."""
@@ -160,6 +173,7 @@ class LeaseScheduler:
             lease=number,
             node=plan.node,
             step=plan.step,
+            checkpoint_step=plan.checkpoint_step,
             first_slot=Slot(span.start),
             slots=len(span),
             deadline_ms=now_ms + min(LEASE_MS_MAX, max(LEASE_SLACK * expected_ms, LEASE_TARGET_MS)),
@@ -287,6 +301,7 @@ def to_lease_entry(number: int, lease: LeaseState) -> LeaseGranted:
         lease=number,
         node=lease.node,
         step=lease.step,
+        checkpoint_step=lease.checkpoint_step,
         first_slot=lease.first_slot,
         slots=lease.slots,
         deadline_ms=lease.deadline_ms,
@@ -300,6 +315,9 @@ def get_step_terms(run: RunState, step: Step) -> RunTerms:
 
 
 def compute_slots_max(terms: RunTerms) -> int:
-    """Most slots of one lease: its file must pass intake even if every completion has the longest length."""
-    slot_bytes = FILE_BYTES_PER_TOKEN * terms.samples_per_slot * (terms.output_tokens_max + terms.prompt_tokens_max)
-    return min(LEASE_SLOTS_MAX, ROLLOUT_ROWS_MAX // terms.samples_per_slot, ROLLOUT_FILE_BYTES_MAX // slot_bytes)
+    """Most slots of one lease, even if every completion has the longest length: its file must pass intake, and
+    validators must be able to read it in time."""
+    slot_bytes = FILE_BYTES_PER_TOKEN * terms.samples_per_slot * terms.row_tokens_max
+    return min(
+        terms.compute_slots_readable(), ROLLOUT_ROWS_MAX // terms.samples_per_slot, ROLLOUT_FILE_BYTES_MAX // slot_bytes
+    )

@@ -58,7 +58,7 @@ def make_chain_terms(terms: RunTerms, config: SettlementConfig, scale: int) -> C
         payoutDelay=config.payout_delay_ms // 1000,
         slashWindow=round_up_seconds(config.slash_window_ms),
         appealWindow=round_up_seconds(terms.appeal_ms),
-        judgementWindow=round_up_seconds(terms.appeal_ms + terms.judgement_ms) + 3 * epoch_s,
+        judgementWindow=round_up_seconds(terms.appeal_ms + terms.long_stop_ms) + 3 * epoch_s,
         judgeAge=config.judge_age_ms // 1000,
         quorum=terms.quorum,
         slashToPool=terms.slash_to is SlashDestination.POOL,
@@ -128,7 +128,9 @@ class PoolOnChain:
     promised: int = 0
     epoch: int = 0
     since: int = 0
-    """Time of the newest root; of the run's creation before the first."""
+    """Time of the newest root, void or not; of the run's creation before the first."""
+    matured: int = 0
+    """Total of the newest root that has matured: no challenge can void it any more."""
     is_abandoned: bool = False
     """A funder reclaimed its money because no root came for too long: no further root is accepted."""
 
@@ -309,10 +311,13 @@ def can_post_root(log: RunInLog, chain: RunOnChain, now: int) -> bool:
 
 
 def has_unsettled(log: RunInLog, chain: RunOnChain) -> bool:
-    """Whether a payout root or the end of a slash is still missing on the chain."""
+    """Whether a payout root or the end of a slash is still missing on the chain.
+
+    A root counts once it has matured: one that is voided after the run is over could not be posted again.
+    """
     ended = (SlashPhase.EXECUTED, SlashPhase.REFUNDED)
     is_judging = any(chain.slashes.get(slash.submission, SlashOnChain()).phase not in ended for slash in log.slashes)
-    return log.paid_total > chain.pool.promised or is_judging
+    return log.paid_total > chain.pool.matured or is_judging
 
 
 def is_slash_over(slash: SlashInLog, chain: RunOnChain) -> bool:

@@ -107,8 +107,20 @@ class FollowedChain:
                 self._show(self.anchors, event, ("size",))
             case "RewardPool", "Promised":
                 self._show(self.promises, event, ("epoch", "total", "headSize", "maturesAt"))
+                self.promises[-1] |= {"votes": 0, "void": False}
+            case "RewardPool", "Challenged":
+                for row in self._standing(values["run"], int(values["epoch"]), int(values["epoch"])):
+                    row["votes"] = int(values["votes"])
+            case "RewardPool", "RootVoided":
+                for row in self._standing(values["run"], int(values["epoch"]), int(values["last"])):
+                    row["void"] = True
             case _:
                 pass
+
+    def _standing(self, run: bytes, first: int, last: int) -> list[dict[str, Any]]:
+        """Payout roots of these numbers that are not void. A number is used again once its root is void."""
+        key = format_run_key(run)
+        return [row for row in self.promises if row["run"] == key and first <= row["epoch"] <= last and not row["void"]]
 
     def _move(self, stake: VaultStake, name: str, amount: int) -> None:
         match name:
@@ -157,6 +169,25 @@ def find_unlogged_appeals(state: LedgerState, appealed: Iterable[str]) -> list[t
         for submission, slash in run.slashes.items()
         if submission in wanted and slash.appealed_at_ms is None
     ]
+
+
+def explain_challenge(event: ContractEvent, runs: Mapping[str, RunId]) -> str:
+    """What an operator should know of an event about a payout root; empty for other events."""
+    if event.contract != "RewardPool" or event.name not in ("Challenged", "RootVoided"):
+        return ""
+    values = event.values
+    run = runs.get(format_run_key(values["run"]), format_run_key(values["run"]))
+    root = f"payout root 0x{bytes(values['root']).hex()} of {run}, epoch {values['epoch']},"
+    if event.name == "Challenged":
+        return (
+            f"THE {root} IS CHALLENGED by {to_lower(values['owner'])}, vote {values['votes']}: it says that the log"
+            " gives another one. Compare: prime-node challenge --dry-run"
+        )
+    return (
+        f"THE {root} IS VOID: a quorum of staked owners says that the log up to entry {values['headSize']} gives"
+        " another one. The next root is computed anew from the ledger; pay is delayed. Verify the log with"
+        " `prime-coordinator log verify`, and find out who is wrong before it happens again"
+    )
 
 
 def is_deposit(event: ContractEvent) -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 from prime_coordinator.settlement.chain_events import (
     ChainDeposit,
     FollowedChain,
+    explain_challenge,
     find_unassigned,
     find_unlogged_appeals,
     format_run_key,
@@ -183,6 +184,8 @@ class EvmSettlement:
                 return  # the log will have them at the next poll
             for event in events:
                 self._followed.apply(event)
+                if warning := explain_challenge(event, runs):
+                    log.error("%s", warning)
             self._keep_unassigned(find_unassigned(found, runs))
             self._followed.block, self._followed.hash, self._followed.time_s = last.number, last.hash, last.time_s
             if events or last.number - self._kept_block >= QUIET_BLOCKS_MAX:

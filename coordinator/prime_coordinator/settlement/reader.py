@@ -24,6 +24,7 @@ from prime_coordinator.settlement.config import SettlementConfig
 from prime_coordinator.settlement.slash_cases import CASE_KINDS, SlashCase, choose_judges
 from prime_protocol.ledger.entries import PaidOut, RunStatus, SlashProposed, VerdictGiven
 from prime_protocol.ledger.entry_index import decode_leaf
+from prime_protocol.ledger.payout_tree import list_payable
 from prime_protocol.log.merkle import compute_root
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.ids import Digest, NodeId, RunId
@@ -120,6 +121,7 @@ class SettlementReader:
             (at.anchor, "latestSize", (run,)),
             (at.anchor, "frozenAt", (run,)),
             (at.pool, "poolOf", (run,)),
+            (at.pool, "maturedOf", (run,)),
         ]
         calls += [(at.court, "slashOf", (submission,)) for submission in slashed]
         known, *rest = await self._chain.read_all(calls)
@@ -128,7 +130,7 @@ class SettlementReader:
         refused = [each for each in (known, *rest) if isinstance(each, ContractReverted)]
         if refused:
             raise refused[0]
-        terms, size, frozen_at, pool, *slashes = rest
+        terms, size, frozen_at, pool, matured, *slashes = rest
         return RunOnChain(
             phase=RunPhase(known["status"]),
             terms=ChainTerms.read(terms),
@@ -141,6 +143,7 @@ class SettlementReader:
                 promised=pool["promised"],
                 epoch=pool["epoch"],
                 since=pool["promisedAt"] or known["createdAt"],
+                matured=matured,
                 is_abandoned=pool["abandoned"],
             ),
             slashes={submission: decode_slash(seen) for submission, seen in zip(slashed, slashes, strict=True)},
@@ -198,13 +201,10 @@ class SettlementReader:
         if known is not None and known.size == size:
             return
         # Copied before the commit: everything in the copy is on disk when the log is queried.
-        paid = self.units(ledger.core.state.runs[name].paid)
+        paid = list_payable(ledger.core.state.runs[name].paid, self._contracts.scale)
         await ledger.commit()
         if await get_last_payout(ledger.log, name) < size:
             self.payable[name] = Payable(size, paid)
-
-    def units(self, paid: Mapping[NodeId, int]) -> dict[NodeId, int]:
-        return {account: nano * self._contracts.scale for account, nano in paid.items() if nano > 0}
 
     def _list_open(
         self, name: RunId, on_chain: RunOnChain, followed: FollowedChain, slashed: list[Digest]

@@ -26,7 +26,7 @@ from prime_coordinator.settlement.config import SettlementConfig
 from prime_coordinator.settlement.files import ChainFiles
 from prime_coordinator.settlement.reader import LedgerView, SettlementReader
 from prime_coordinator.settlement.slash_cases import encode_logged_entry, encode_receipt, encode_verdict
-from prime_protocol.ledger.payout_tree import PayoutTree
+from prime_protocol.ledger.payout_tree import PayoutTree, list_payable
 from prime_protocol.log.merkle import compute_root
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead
 from prime_protocol.wire.ids import Digest, NodeId, RunId
@@ -168,13 +168,13 @@ class ActionSender:
         if terms.windows_s > unbonding_s:
             raise GasCapExceeded(
                 f"a slash may take {terms.windows_s} s, and stake leaves the vault after {unbonding_s} s:"
-                " shorten settlement.slash_window_ms, or the run's appeal_ms and judgement_ms"
+                " shorten settlement.slash_window_ms, or the run's appeal_ms and long_stop_ms"
             )
 
     async def _anchor_values(self, ledger: LedgerView, name: RunId) -> tuple[Any, ...]:
         """A head over every entry, with the payouts at that point: the next root covers the same entries."""
         state = ledger.core.state
-        size, paid = state.size, self._reader.units(state.runs[name].paid)
+        size, paid = state.size, list_payable(state.runs[name].paid, self._contracts.scale)
         await ledger.commit()
         old_size = int(await self._chain.read(self._contracts.anchor, "latestSize", run_key(name)))
         root = compute_root(size, ledger.writer.tree.get_node)

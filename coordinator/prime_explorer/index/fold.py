@@ -14,7 +14,7 @@ from prime_explorer.index import fold_audits, fold_work
 from prime_explorer.index.schema import DirtyRows, FoldedEntry, SqlWrite
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.entries import LogRecord, Outcome, Role
+from prime_protocol.ledger.entries import FindingFiled, LogRecord, Outcome, Role
 from prime_protocol.ledger.entry_index import find_run, list_subjects
 from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger
 from prime_protocol.ledger.state import LedgerState
@@ -41,8 +41,8 @@ def _write_account_brief(entry: Any, ticker: str) -> str:
             return f"{format_amount(amount)} {ticker}"
         case e.NodeRegistered(roles=roles, hardware=hardware):
             return f"{', '.join(roles)}; {hardware}" if hardware else ", ".join(roles)
-        case e.NodeStatusSet(node=node, status=status, reason=reason):
-            return _with_reason(f"{friendly_name(node)} is {status}", reason)
+        case e.NodeStatusSet(node=node, status=status, reason=reason, run=run):
+            return _with_reason(f"{friendly_name(node)} is {status}{f' in {run}' if run else ''}", reason)
         case e.Delegated(delegation=delegation):
             return f"{friendly_name(delegation.node)} works for {friendly_name(delegation.owner)}"
         case e.DelegationRevoked(node=node) | e.Released(node=node):
@@ -55,6 +55,10 @@ def _write_account_brief(entry: Any, ticker: str) -> str:
             return _with_reason(str(status), reason)
         case e.HeadNoted(root=root):
             return f"root {str(root)[:10]}…"
+        case e.SnapshotNoted(size=size, digest=digest):
+            return f"state after {size:,} entries, {str(digest)[:10]}…"
+        case e.RoundRecorded(round=number, cosignatures=cosignatures):
+            return f"round {number:,} of the randomness chain, {len(cosignatures)} witnesses"
         case e.CheckpointPublished(step=step, trained_on=names):
             return f"step {step}, trained on {len(names):,} submissions"
         case e.StepMeasured(step=step, metrics=metrics):
@@ -73,6 +77,8 @@ def _write_work_brief(entry: Any, ticker: str) -> str:
         case e.AuditDrawn(round=number, validators=validators):
             drawn = ", ".join(map(friendly_name, validators))
             return f"round {number}: {drawn}" if validators else "not drawn for audit"
+        case e.VerdictCommitted(commitment=commitment):
+            return f"digest {str(commitment)[:10]}…"
         case e.VerdictGiven(outcome=outcome, reason=reason):
             return _with_reason(str(outcome), reason)
         case e.Settled(outcome=outcome):
@@ -81,13 +87,16 @@ def _write_work_brief(entry: Any, ticker: str) -> str:
             return "1 unit" if units == 1 else f"{units:,} units"
         case e.PaidOut(step=step):
             return f"step {step:,}"
-        case e.ValidatorScored(validator=node):
-            return f"{friendly_name(node)} found otherwise"
+        case e.ValidatorScored(validator=node, penalty_nano=penalty):
+            lost = f", loses {format_amount(penalty)} {ticker}" if penalty else ""
+            return f"{friendly_name(node)} found otherwise{lost}"
+        case e.RulingGiven(outcome=outcome, reason=reason):
+            return _with_reason(f"an inspector decides: {outcome}", reason)
         case e.Inspected(seen=seen):
             return "1 verdict inspected" if len(seen) == 1 else f"{len(seen)} verdicts inspected"
         case e.SlashProposed(amount_nano=amount):
             return f"{format_amount(amount)} {ticker} into escrow"
-        case e.Appealed(reason=reason):
+        case e.Appealed(reason=reason) | FindingFiled(reason=reason):
             return reason
     return ""
 
@@ -98,7 +107,7 @@ def _with_reason(text: str, reason: str) -> str:
 
 STAKE_KINDS = (
     e.Staked | e.Unbonded | e.Released | e.Delegated | e.DelegationRevoked
-    | e.SlashProposed | e.SlashExecuted | e.SlashOverturned
+    | e.SlashProposed | e.SlashExecuted | e.SlashOverturned | e.ValidatorScored
 )  # fmt: skip
 """Entries that may change the stake of a node."""
 
@@ -146,6 +155,10 @@ class LogFold:
             yield ADD_MENTION, (bytes.fromhex(subject[2:]), about.index)
         dirty.accounts[about.author] = None
         dirty.seen_ms[about.author] = about.at_ms
+        if isinstance(entry, e.RunUpdated) and run in state.runs:
+            # New bounds forget the evidence of the old ones.
+            for node in state.runs[run].records:
+                dirty.nodes.setdefault(node, about)
         if run is not None:
             dirty.runs.setdefault(run, about if isinstance(entry, e.RunCreated) else None)
         yield from fold_work.describe(state, about, seen, dirty)
@@ -193,8 +206,8 @@ def read_before_apply(state: LedgerState, about: FoldedEntry) -> Any:
     """Read state that applying the entry will remove."""
     run = state.runs.get(about.run) if about.run else None
     match about.entry:
-        case e.HeadNoted():
-            return [(name, step) for name, each in state.runs.items() for step in each.awaiting_beacon]
+        case e.RoundRecorded(round=number) if number in state.pending_rounds:
+            return list(state.pending_rounds[number].checkpoints)
         case e.SlashProposed(submission=name) | e.SlashExecuted(submission=name) | e.SlashOverturned(submission=name):
             return run.submissions[name].node if run and name in run.submissions else None
         case e.LeaseEnded() | e.PaidOut() | e.CheckpointPublished() if run is not None:
@@ -212,6 +225,8 @@ def _changed_node(about: FoldedEntry) -> NodeId | None:
         case e.NodeStatusSet(node=node) | e.DelegationRevoked(node=node):
             return node
         case e.Staked(node=node) | e.Unbonded(node=node) | e.Released(node=node):
+            return node
+        case e.ValidatorScored(validator=node, penalty_nano=penalty) if penalty:
             return node
     return None
 
@@ -231,10 +246,26 @@ def get_node_values(state: LedgerState, name: NodeId, about: FoldedEntry) -> tup
         name, state.owners[name], friendly_name(name), about.index, about.at_ms, about.at_ms,
         Role.WORKER in node.roles, Role.VALIDATOR in node.roles, Role.RELAY in node.roles,
         str(node.status), node.reason, node.version, node.hardware, json.dumps(node.addresses),
-        node.delegated_until_ms, *get_stake(state, name), node.streak,
+        node.delegated_until_ms, *get_stake(state, name), encode_json(list_run_records(state, name)),
         node.settled[Outcome.ACCEPT], node.settled[Outcome.INVALID], node.settled[Outcome.FRAUDULENT],
         node.faults, node.units, node.earned_nano,
     )  # fmt: skip
+
+
+def list_run_records(state: LedgerState, name: NodeId) -> list[dict[str, Any]]:
+    """The node in each run in which it had a submission settled."""
+    known = [(run, each.records[name]) for run, each in state.runs.items() if name in each.records]
+    return [
+        {
+            "run": run,
+            "streak": record.streak,
+            "suspicion": record.suspicion / 10,
+            "state": "excluded" if record.restake_nano else "pay held" if record.is_held else "",
+            "restake_nano": record.restake_nano,
+            "held_units": record.held_units.total(),
+        }
+        for run, record in known
+    ]
 
 
 def get_run_values(state: LedgerState, name: RunId) -> tuple[Any, ...]:
@@ -254,7 +285,7 @@ def encode_json(value: Any) -> str:
 
 NODE_COLUMNS = (
     "node", "owner", "name", "first_idx", "first_ms", "last_ms", "is_worker", "is_validator", "is_relay", "status",
-    "reason", "version", "hardware", "addresses", "delegated_until_ms", "stake_nano", "unbonding_nano", "streak",
+    "reason", "version", "hardware", "addresses", "delegated_until_ms", "stake_nano", "unbonding_nano", "run_records",
     "accepted", "invalid", "fraudulent", "faults", "units", "earned_nano",
 )  # fmt: skip
 _NODE_COLUMNS_KEPT = ("node", "name", "first_idx", "first_ms", "last_ms")

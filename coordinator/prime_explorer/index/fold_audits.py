@@ -7,7 +7,8 @@ from typing import Any
 
 from prime_explorer.index.schema import DirtyRows, FoldedEntry, SqlWrite
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.entries import Outcome
+from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, FindingUpheld, Outcome
+from prime_protocol.ledger.rewards import compute_submission_units
 from prime_protocol.ledger.state import LedgerState, SubmissionState
 from prime_protocol.proofs.read_proofs import compute_read_proof_error, is_read_proof_refuted
 from prime_protocol.wire.ids import Digest, RunId
@@ -29,6 +30,13 @@ def describe(state: LedgerState, about: FoldedEntry, seen: Any, dirty: DirtyRows
             dirty.nodes.setdefault(node, about)
         case e.Inspected():
             yield from _inspect(state, about, dirty)
+        case FindingFiled(submission=name):
+            yield "UPDATE submissions SET finding='filed' WHERE submission=?", (name,)
+            dirty.accounts[about.author] = None
+        case FindingUpheld():
+            yield from _uphold_finding(state, about, dirty)
+        case FindingDismissed():
+            yield from _dismiss_finding(state, about, dirty)
         case e.SlashProposed():
             yield from _propose(state, about, dirty)
         case e.Appealed():
@@ -51,7 +59,7 @@ def _add_round(state: LedgerState, about: FoldedEntry) -> Iterator[SqlWrite]:
     submission = state.runs[run].submissions[entry.submission]
     drawn = json.dumps([str(node) for node in entry.validators])
     yield "INSERT INTO rounds VALUES (?,?,?,?,?,?)", (
-        entry.submission, entry.round, about.index, about.at_ms, entry.head_size, drawn,
+        entry.submission, entry.round, about.index, about.at_ms, entry.randomness_round, drawn,
     )  # fmt: skip
     yield DRAW, (about.at_ms, len(entry.validators), entry.submission)
     if entry.round == 0:
@@ -109,7 +117,7 @@ def _settle(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterato
 def explain(submission: SubmissionState) -> str:
     """Why a submission was settled, if no verdict says it."""
     if submission.outcome is Outcome.INVALID and submission.judged is None:
-        return "the validators did not reach a majority in time"
+        return "the validators did not reach a majority, and no inspector decided in time"
     return ""
 
 
@@ -136,6 +144,7 @@ def _uphold(submission: SubmissionState, name: Digest) -> Iterator[SqlWrite]:
     """Mark the upheld verdicts once the outcome is final. Without a majority, none is marked."""
     if submission.judged is None:
         return
+    yield UNCOUNT_UPHELD, (name,)
     yield "UPDATE verdicts SET upheld=(outcome=?) WHERE submission=?", (str(submission.judged), name)
     for each in submission.rounds:
         for node, found in each.verdicts.items():
@@ -149,6 +158,37 @@ def _move_outcome(state: LedgerState, run: RunId, name: Digest, outcome: Outcome
     yield from _count_outcome(state, submission, run, Outcome.FRAUDULENT, -1)
     yield from _count_outcome(state, submission, run, outcome, 1)
     yield "UPDATE submissions SET progress=? WHERE submission=?", (PROGRESS[outcome], name)
+
+
+def _uphold_finding(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
+    """The accepted outcome and the credit no longer stand; the slash that follows is told like any other."""
+    name, run = about.entry.submission, about.run
+    assert run is not None
+    submission = state.runs[run].submissions[name]
+    units = compute_submission_units(state.runs[run].get_terms(submission), submission)
+    yield from _count_outcome(state, submission, run, Outcome.ACCEPT, -1)
+    yield from _count_outcome(state, submission, run, Outcome.FRAUDULENT, 1)
+    yield UNCREDIT, (name,)
+    yield "UPDATE steps SET units=units-?, slots_done=slots_done-? WHERE run=? AND step=?", (
+        units, len(submission.slots), run, submission.step,
+    )  # fmt: skip
+    yield "UPDATE contributions SET units=units-? WHERE node=? AND run=? AND step=?", (
+        units, submission.node, run, submission.step,
+    )  # fmt: skip
+    yield "UPDATE runs SET units=units-? WHERE run=?", (units, run)
+    dirty.nodes.setdefault(submission.node, about)
+    dirty.steps[(run, submission.step)] = None
+
+
+def _dismiss_finding(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
+    name, run = about.entry.submission, about.run
+    assert run is not None
+    submission = state.runs[run].submissions[name]
+    yield "UPDATE submissions SET finding='dismissed' WHERE submission=?", (name,)
+    if submission.judged is Outcome.ACCEPT:
+        yield from _uphold(submission, name)
+    for finder in state.runs[run].dismissed.get(name, ()):
+        dirty.accounts[finder] = None
 
 
 # --- Slashes ----------------------------------------------------------------------------------------------------------
@@ -204,6 +244,13 @@ SETTLE = (
     " reward=(SELECT avg(reward) FROM verdicts WHERE submission=?),"
     " reason=coalesce((SELECT reason FROM verdicts WHERE submission=? AND outcome=? AND reason!=''"
     " ORDER BY idx LIMIT 1), ?) WHERE submission=?"
+)
+UNCOUNT_UPHELD = (
+    "UPDATE nodes SET upheld=upheld-1 WHERE node IN (SELECT validator FROM verdicts WHERE submission=? AND upheld=1)"
+)
+UNCREDIT = (
+    "UPDATE submissions SET progress='fraudulent', finding='upheld', units=NULL, credited_idx=NULL, paid_idx=NULL"
+    " WHERE submission=?"
 )
 COUNT_REWARD = (
     "UPDATE steps SET reward_sum=reward_sum+ifnull((SELECT reward FROM submissions WHERE submission=?),0),"

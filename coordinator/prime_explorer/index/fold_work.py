@@ -33,8 +33,8 @@ def describe(state: LedgerState, about: FoldedEntry, seen: Any, dirty: DirtyRows
             found = {metric.name: metric.value for metric in metrics}
             charted = (found.get(name) for name in CHARTED)
             yield MEASURE_STEP, (*charted, json.dumps(found), about.index, about.run, step)
-        case e.HeadNoted():
-            yield from _note_head(state, about, seen)
+        case e.RoundRecorded():
+            yield from _record_round(state, about, seen)
         case e.LeaseGranted():
             yield from _grant(about, dirty)
         case e.LeaseEnded():
@@ -61,7 +61,7 @@ def _publish(state: LedgerState, about: FoldedEntry, trained: list[Any]) -> Iter
     )  # fmt: skip
 
 
-def _note_head(state: LedgerState, about: FoldedEntry, waiting: list[tuple[RunId, Step]]) -> Iterator[SqlWrite]:
+def _record_round(state: LedgerState, about: FoldedEntry, waiting: list[tuple[RunId, Step]]) -> Iterator[SqlWrite]:
     for run, step in waiting:
         beacon = state.runs[run].checkpoints[step].beacon
         yield "UPDATE steps SET beacon=?, beacon_ms=? WHERE run=? AND step=?", (beacon, about.at_ms, run, step)

@@ -53,10 +53,10 @@ from prime_runtime.log_files import (
     BUNDLE_BYTES_MAX,
     compute_code_digest,
     read_bundle,
-    read_snapshot,
+    read_local_snapshot,
     read_tile,
     read_tree_head,
-    write_snapshot,
+    write_local_snapshot,
 )
 from prime_runtime.logs import LogConfig, configure_logging
 
@@ -172,7 +172,7 @@ class LogFollower:
 
     def close(self) -> None:
         if self._folding is not None and self._folding.state.size > self._snapshot_size:
-            write_snapshot(self._snapshot, self._folding.state)
+            write_local_snapshot(self._snapshot, self._folding.ledger.network, self._folding.state)
         self._index.close()
 
     # --- Verifying ----------------------------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ class LogFollower:
                 self._save(folding)
             if folding.state.size - self._snapshot_size >= SNAPSHOT_ENTRIES:
                 self._snapshot_size = folding.state.size
-                write_snapshot(self._snapshot, folding.state)
+                write_local_snapshot(self._snapshot, folding.ledger.network, folding.state)
 
     def _save(self, folding: LogFold) -> None:
         state, books = folding.state, folding.state.funds
@@ -235,6 +235,7 @@ class LogFollower:
             burned_nano=books.burned_nano,
             staked_nano=books.stakes.total(),
             chain_id=state.domain.chain_id,
+            randomness=state.randomness.describe(),
             coordinator=state.coordinator,
             ticker=state.ticker,
         )
@@ -249,7 +250,7 @@ class LogFollower:
         if size:
             self._tree = self._read_tree(head, size)
             self._tiles_size = size
-            state = read_snapshot(self._snapshot)
+            state = read_local_snapshot(self._snapshot, ledger.network)
             if state and state.size <= size and state.frontier.root() == compute_root(state.size, self._tree.get_node):
                 ledger.state = state
             log.info("replaying %d of %d entries", size - ledger.state.size, size)

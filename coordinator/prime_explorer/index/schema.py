@@ -32,7 +32,7 @@ CREATE TABLE nodes (
   node BLOB PRIMARY KEY, owner BLOB, name TEXT, first_idx INTEGER, first_ms INTEGER, last_ms INTEGER,
   is_worker INTEGER, is_validator INTEGER, is_relay INTEGER, status TEXT, reason TEXT, version INTEGER,
   hardware TEXT, addresses TEXT, delegated_until_ms INTEGER,
-  stake_nano INTEGER, unbonding_nano INTEGER, streak INTEGER,
+  stake_nano INTEGER, unbonding_nano INTEGER, run_records TEXT,
   accepted INTEGER, invalid INTEGER, fraudulent INTEGER, faults INTEGER, units INTEGER, earned_nano INTEGER,
   leases INTEGER DEFAULT 0, submissions INTEGER DEFAULT 0, rollouts INTEGER DEFAULT 0, tokens INTEGER DEFAULT 0,
   verdicts INTEGER DEFAULT 0, upheld INTEGER DEFAULT 0
@@ -81,6 +81,8 @@ CREATE TABLE steps (
   PRIMARY KEY (run, step)
 ) WITHOUT ROWID;
 CREATE INDEX steps_by_root ON steps (root);
+CREATE INDEX steps_by_place ON steps (idx);
+CREATE INDEX steps_by_run ON steps (run, idx);
 
 CREATE TABLE contributions (
   node BLOB, run TEXT, step INTEGER, submissions INTEGER DEFAULT 0, accepted INTEGER DEFAULT 0,
@@ -99,6 +101,9 @@ CREATE TABLE leases (
   granted_ms INTEGER, deadline_ms INTEGER, speculative INTEGER, state TEXT, ended_ms INTEGER, reason TEXT,
   PRIMARY KEY (run, lease)
 ) WITHOUT ROWID;
+CREATE INDEX leases_open ON leases (idx) WHERE state = 'open';
+CREATE INDEX leases_open_by_run ON leases (run, idx) WHERE state = 'open';
+CREATE INDEX leases_open_by_node ON leases (node, idx) WHERE state = 'open';
 CREATE INDEX leases_unanswered ON leases (node, idx) WHERE state = 'ended';
 
 CREATE TABLE submissions (
@@ -107,7 +112,8 @@ CREATE TABLE submissions (
   file_bytes INTEGER, rollout_root BLOB, checkpoint_step INTEGER, checkpoint_root BLOB,
   output_tokens INTEGER, context_tokens INTEGER, progress TEXT, reason TEXT, drawn_ms INTEGER, validators INTEGER,
   verdicts INTEGER, settled_idx INTEGER, settled_ms INTEGER, reward REAL, units INTEGER,
-  credited_idx INTEGER, is_carried INTEGER, paid_idx INTEGER, trained_into INTEGER, slash TEXT
+  credited_idx INTEGER, is_carried INTEGER, paid_idx INTEGER, trained_into INTEGER, slash TEXT,
+  finding TEXT   -- filed, upheld or dismissed; null: nobody filed one
 ) WITHOUT ROWID;
 CREATE INDEX submissions_by_place ON submissions (idx);
 CREATE INDEX submissions_by_run ON submissions (run, idx);
@@ -118,16 +124,17 @@ CREATE INDEX submissions_by_checkpoint ON submissions (run, trained_into, idx);
 CREATE INDEX submissions_unpaid ON submissions (run, step) WHERE credited_idx IS NOT NULL AND paid_idx IS NULL;
 
 CREATE TABLE rounds (
-  submission BLOB, round INTEGER, idx INTEGER, drawn_ms INTEGER, head_size INTEGER, validators TEXT,
+  submission BLOB, round INTEGER, idx INTEGER, drawn_ms INTEGER, randomness_round INTEGER, validators TEXT,
   PRIMARY KEY (submission, round)
 ) WITHOUT ROWID;
 
 CREATE TABLE verdicts (
   idx INTEGER PRIMARY KEY, at_ms INTEGER, run TEXT, submission BLOB, validator BLOB, round INTEGER, outcome TEXT,
   reason TEXT, evidence BLOB, metrics TEXT, reward REAL, upheld INTEGER,
-  refuted INTEGER,   -- 0: an inspector found that it was read; 1: that it was not; null: nobody has looked
+  refuted INTEGER,   -- 0: an inspector found that it was read; 1: that it was not; null: not inspected
   read_proof_error REAL    -- how far its looks are from what the inspector saw; null where it has none
 );
+CREATE INDEX verdicts_by_run ON verdicts (run, idx);
 CREATE INDEX verdicts_by_submission ON verdicts (submission, idx);
 CREATE INDEX verdicts_by_validator ON verdicts (validator, idx);
 
@@ -140,6 +147,8 @@ CREATE TABLE slashes (
 CREATE INDEX slashes_by_place ON slashes (idx);
 CREATE INDEX slashes_by_run ON slashes (run, idx);
 CREATE INDEX slashes_by_node ON slashes (node, idx);
+CREATE INDEX slashes_appealed ON slashes (idx) WHERE appealed_idx IS NOT NULL;
+CREATE INDEX slashes_appealed_by_run ON slashes (run, idx) WHERE appealed_idx IS NOT NULL;
 """
 
 SCHEMA_DIGEST = sha256(TABLES.encode()).hexdigest()[:16]

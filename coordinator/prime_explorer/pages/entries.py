@@ -6,12 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from prime_explorer.config import ROWS_PER_PAGE
+from prime_explorer.config import ENTRIES_SCANNED_MAX, ROWS_PER_PAGE
 from prime_explorer.index.fold import encode_json
 from prime_explorer.index.store import ReadTransaction, make_row
+from prime_explorer.pages.live import ChainAnchor
+from prime_explorer.pages.proofs import HeadView, prove_inclusion, read_newest_head
 from prime_explorer.pages.tables import EntrySummary, Rows, cut_page, read_rows
-from prime_explorer.sources import ChainAnchor
 from prime_protocol.constants import SIGNATURE_BYTES, TILE_HASHES
+from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import LogRecord
 from prime_protocol.ledger.entry_index import decode_leaf, list_subjects
 from prime_protocol.ledger.replay import ENTRY_TYPES
@@ -19,7 +21,7 @@ from prime_protocol.log.merkle import compute_leaf_hash
 from prime_protocol.log.tiles import EntryBundle
 from prime_protocol.log.tree_head import SignedNote
 from prime_protocol.wire.codec import decode
-from prime_protocol.wire.ids import NodeId, RunId
+from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_runtime.log_files import read_bundle
 
 ENTRY_KINDS = {name: (kind.__doc__ or "").partition(".")[0] for name, kind in sorted(ENTRY_TYPES.items())}
@@ -57,6 +59,12 @@ class EntryView:
     size: int
     """Entries in the index, to link the next entry."""
     log_key: str
+    leaf: str
+    """The leaf's bytes: what leaf_hash is the hash of."""
+    head: str | None
+    """The newest signed tree head; null if the entry is newer."""
+    proof: tuple[str, ...]
+    """Inclusion proof of RFC 9162 for that head, leaf side first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,10 +89,21 @@ class HeadsView:
     is_key_given: bool
     """False: the key is the one that the log itself names."""
     chain_id: int
+    randomness: str
+    """Which chain audit draws come from, and who can predict it."""
     anchors: tuple[ChainAnchor, ...]
     """Newest first, as far as the coordinator has followed the chain."""
     old: int | None
     new: int | None
+
+
+ENTRIES_ABOUT = (
+    "SELECT entries.* FROM mentions JOIN entries ON entries.idx=mentions.idx"
+    " WHERE subject=? AND mentions.idx<? ORDER BY mentions.idx DESC LIMIT ?"
+)
+ENTRIES_BY_AUTHOR = (
+    "SELECT * FROM entries INDEXED BY entries_by_author WHERE author=? AND idx<? ORDER BY idx DESC LIMIT ?"
+)
 
 
 def read_entries(
@@ -95,22 +114,25 @@ def read_entries(
     about: bytes | None = None,
     author: NodeId | None = None,
     before: int | None = None,
+    limit: int = ROWS_PER_PAGE,
 ) -> Rows[EntrySummary]:
-    """Newest first. `about` and `author` each exclude the other filters."""
-    if about is not None:
-        found = db.rows(
-            "SELECT entries.* FROM mentions JOIN entries ON entries.idx=mentions.idx"
-            " WHERE subject=? AND mentions.idx<? ORDER BY mentions.idx DESC LIMIT ?",
-            about,
-            2**62 if before is None else before,
-            ROWS_PER_PAGE + 1,
-        )
-        return cut_page(tuple(make_row(EntrySummary, row) for row in found), ROWS_PER_PAGE)
-    if author is not None:
-        return read_rows(db, EntrySummary, before=before, index="entries_by_author", author=author)
+    """Newest first. A page may be short, even empty, and still have a next one: a search ends early."""
+    if about is not None or author is not None:
+        query, subject = (ENTRIES_ABOUT, about) if about is not None else (ENTRIES_BY_AUTHOR, author)
+        is_filtered = bool(kind or run or (about and author))
+        scanned_max = ENTRIES_SCANNED_MAX if is_filtered else limit + 1
+        found = db.rows(query, subject, 2**62 if before is None else before, scanned_max)
+        wanted = [
+            row
+            for row in found
+            if kind in ("", row["kind"]) and run in (None, row["run"]) and author in (None, row["author"])
+        ]
+        page = cut_page(tuple(make_row(EntrySummary, row) for row in wanted[: limit + 1]), limit)
+        is_cut = page.next is None and is_filtered and len(found) == scanned_max
+        return Rows(page.rows, str(found[-1]["idx"])) if is_cut else page
     index = {(True, True): "entries_by_run_and_kind", (True, False): "entries_by_run", (False, True): "entries_by_kind"}
     chosen = index.get((run is not None, bool(kind)), "")
-    return read_rows(db, EntrySummary, before=before, index=chosen, run=run, kind=kind or None)
+    return read_rows(db, EntrySummary, before=before, limit=limit, index=chosen, run=run, kind=kind or None)
 
 
 def read_entry(db: ReadTransaction, mirror: Path, idx: int) -> EntryView | None:
@@ -120,11 +142,12 @@ def read_entry(db: ReadTransaction, mirror: Path, idx: int) -> EntryView | None:
     leaf = read_leaf(mirror, idx, facts["signed_size"])
     _, letter = decode_leaf(leaf)
     entry: Any = decode(ENTRY_TYPES[letter.kind], letter.body)
+    head, leaf_hash = read_newest_head(mirror), compute_leaf_hash(leaf)
     return EntryView(
         summary=make_row(EntrySummary, row),
         meaning=" ".join((type(entry).__doc__ or "").split()),
         body=json.loads(encode_json(asdict(entry))),
-        leaf_hash=str(compute_leaf_hash(leaf)),
+        leaf_hash=str(leaf_hash),
         leaf_bytes=len(leaf),
         signature="0x" + decode(LogRecord, leaf).frame[:SIGNATURE_BYTES].hex(),
         version=letter.version,
@@ -134,7 +157,18 @@ def read_entry(db: ReadTransaction, mirror: Path, idx: int) -> EntryView | None:
         mentions=tuple(text for text in list_subjects(letter.run, entry) if text.startswith("0x")),
         size=facts["size"],
         log_key=facts["log_key"],
+        leaf="0x" + leaf.hex(),
+        head=head.note if idx < head.size else None,
+        proof=_prove_if_possible(mirror, head, idx, leaf_hash) if idx < head.size else (),
     )
+
+
+def _prove_if_possible(mirror: Path, head: HeadView, idx: int, leaf_hash: Digest) -> tuple[str, ...]:
+    """The proof; empty where the copy of the log is damaged. The page shows it: its own check names the damage."""
+    try:
+        return prove_inclusion(mirror, head, idx, leaf_hash)
+    except RemoteError:
+        return ()
 
 
 def read_leaf(mirror: Path, idx: int, size: int) -> bytes:
@@ -143,17 +177,18 @@ def read_leaf(mirror: Path, idx: int, size: int) -> bytes:
     return read_bundle(mirror, EntryBundle(bundle, min(TILE_HASHES, size - bundle * TILE_HASHES)))[place]
 
 
-def read_heads(db: ReadTransaction, before: int | None) -> HeadsView:
+def read_heads(db: ReadTransaction, before: int | None, limit: int = ROWS_PER_PAGE) -> HeadsView:
     facts = db.read_meta()
     last = 2**62 if before is None else before
-    found = db.rows("SELECT * FROM heads WHERE size<? ORDER BY size DESC LIMIT ?", last, ROWS_PER_PAGE + 1)
-    heads = tuple(map(_make_head_summary, found[:ROWS_PER_PAGE]))
+    found = db.rows("SELECT * FROM heads WHERE size<? ORDER BY size DESC LIMIT ?", last, limit + 1)
+    heads = tuple(map(_make_head_summary, found[:limit]))
     return HeadsView(
-        heads=Rows(heads, str(heads[-1].size) if len(found) > ROWS_PER_PAGE else None),
+        heads=Rows(heads, str(heads[-1].size) if len(found) > limit else None),
         noted=read_rows(db, EntrySummary, limit=10, index="entries_by_kind", kind="HeadNoted"),
         log_key=facts.get("log_key", ""),
         is_key_given=bool(facts.get("is_key_given")),
         chain_id=facts.get("chain_id", 0),
+        randomness=facts.get("randomness", ""),
         anchors=(),
         old=None,
         new=None,

@@ -2,14 +2,24 @@
 
 import json
 import sqlite3
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 from prime_explorer.config import ROWS_PER_PAGE, SEARCH_RESULTS_MAX, STEPS_CHARTED
 from prime_explorer.index.store import ReadTransaction, make_row
+from prime_explorer.pages.live import NodePresence, NodeWork, RefusedFile
 from prime_explorer.pages.runs import ContributionRow
-from prime_explorer.pages.tables import EntrySummary, Rows, SlashSummary, SubmissionSummary, VerdictSummary, read_rows
-from prime_explorer.sources import NodePresence, RefusedFile
+from prime_explorer.pages.tables import (
+    EntrySummary,
+    LeaseSummary,
+    Rows,
+    SlashSummary,
+    SubmissionSummary,
+    VerdictSummary,
+    read_rows,
+)
+from prime_protocol.constants import LEASES_OPEN_MAX
 from prime_protocol.ledger.entries import NodeStatus, Role
 from prime_protocol.wire.ids import NodeId
 
@@ -22,6 +32,7 @@ NODE_ORDERS = {
 ORDER_COLUMNS = {"units": "units", "accepted": "accepted", "earned": "earned_nano", "stake": "stake_nano"}
 RUNS_SHOWN = 10
 ROLE_COLUMNS = {str(role): f"is_{role}" for role in Role}
+NODE_PHASES = {"online": "online", "late": "late", "lost": "lost"}
 NODE_STATUSES = {str(status): str(status) for status in NodeStatus}
 
 
@@ -47,6 +58,8 @@ class NodeCard:
     faults: int
     last_ms: int
     """Its newest entry in the log."""
+    excluded: tuple[str, ...]
+    """Runs in which it was slashed and gets no work until its owner stakes again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +69,7 @@ class NodesView:
     order: str
     role: str
     status: str
+    phase: str
     owner: str
     query: str
     nodes: Rows[NodeCard]
@@ -105,6 +119,22 @@ class UnansweredLease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRunRecord:
+    """What a node's work in one run says of it."""
+
+    run: str
+    streak: int
+    """Submissions accepted in a row."""
+    suspicion: float
+    """What its files weigh together, in powers of ten."""
+    state: str
+    """`excluded`, `pay held`, or empty."""
+    restake_nano: int
+    """What its owner must stake again before it gets work in this run."""
+    held_units: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeView:
     """A node."""
 
@@ -116,18 +146,21 @@ class NodeView:
     delegated_until_ms: int | None
     unbonding_nano: int
     owner_balance_nano: int
-    streak: int
+    run_records: tuple[NodeRunRecord, ...]
     leases: int
     submitted: int
     first_idx: int
     first_ms: int
     presence: NodePresence | None
+    work: NodeWork | None
+    """Null if this explorer has no live state."""
     sent_bytes: int | None
     """Bytes of weights sent since it started, by its own announcement; null if unknown."""
     uptime: float | None
     """Share of samples since it was first seen in which it was online; null if there are none."""
     contributions: tuple[ContributionRow, ...]
     """Newest steps, oldest first."""
+    leases_open: Rows[LeaseSummary]
     submissions: Rows[SubmissionSummary]
     unanswered: tuple[UnansweredLease, ...]
     refused: tuple[RefusedFile, ...] | None
@@ -139,7 +172,12 @@ class NodeView:
 
 
 def make_node_card(row: sqlite3.Row) -> NodeCard:
-    return make_row(NodeCard, row, roles=tuple(role for role, column in ROLE_COLUMNS.items() if row[column]))
+    return make_row(
+        NodeCard,
+        row,
+        roles=tuple(role for role, column in ROLE_COLUMNS.items() if row[column]),
+        excluded=tuple(each["run"] for each in json.loads(row["run_records"]) if each["restake_nano"]),
+    )
 
 
 def read_nodes(
@@ -149,9 +187,11 @@ def read_nodes(
     role: str,
     status: str,
     owner: NodeId | None,
+    among: Iterable[NodeId] | None = None,
     after: tuple[int, bytes] | None,
+    limit: int = ROWS_PER_PAGE,
 ) -> Rows[NodeCard]:
-    """Highest first."""
+    """Highest first. `among` are the only nodes to list."""
     column = ORDER_COLUMNS[order]
     conditions = ["1"]
     values: list[object] = []
@@ -161,13 +201,16 @@ def read_nodes(
         if value:
             conditions.append(f"{name}=?")
             values.append(value)
+    if among is not None:
+        conditions.append("hex(node) IN (SELECT value FROM json_each(?))")
+        values.append(json.dumps([node.hex().upper() for node in among]))
     if after:
         conditions.append(f"({column}, node) < (?, ?)")
         values += after
     query = f"SELECT * FROM nodes WHERE {' AND '.join(conditions)} ORDER BY {column} DESC, node DESC LIMIT ?"
-    found = db.rows(query, *values, ROWS_PER_PAGE + 1)
-    rows = tuple(map(make_node_card, found[:ROWS_PER_PAGE]))
-    last = f"{found[ROWS_PER_PAGE - 1][column]}.{rows[-1].node}" if len(found) > ROWS_PER_PAGE else None
+    found = db.rows(query, *values, limit + 1)
+    rows = tuple(map(make_node_card, found[:limit]))
+    last = f"{found[limit - 1][column]}.{rows[-1].node}" if len(found) > limit else None
     return Rows(rows, last)
 
 
@@ -183,12 +226,15 @@ def read_node(db: ReadTransaction, node: NodeId) -> NodeView | None:
         row,
         summary=make_node_card(row),
         addresses=tuple(json.loads(row["addresses"])),
+        run_records=tuple(NodeRunRecord(**each) for each in json.loads(row["run_records"])),
         owner_balance_nano=db.value("SELECT balance_nano FROM accounts WHERE account=?", row["owner"]) or 0,
         submitted=row["submissions"],
         presence=None,
+        work=None,
         sent_bytes=None,
         uptime=None,
         contributions=read_node_contributions(db, node),
+        leases_open=read_rows(db, LeaseSummary, limit=LEASES_OPEN_MAX, index="leases_open_by_node", node=node),
         submissions=read_rows(db, SubmissionSummary, limit=10, node=node),
         unanswered=tuple(make_row(UnansweredLease, each) for each in ended),
         refused=None,

@@ -5,8 +5,8 @@ import sqlite3
 from dataclasses import dataclass
 
 from prime_explorer.index.store import ReadTransaction, make_row
+from prime_explorer.pages.live import NodeCounts, ServingNode
 from prime_explorer.pages.tables import EntrySummary, Rows, SlashSummary, SubmissionSummary, read_rows
-from prime_explorer.sources import OnlineCounts, ServingNode
 from prime_protocol.wire.ids import NodeId, RunId
 
 RUNS_SHOWN = 12
@@ -30,6 +30,15 @@ class RunCard:
     accepted: int
     nodes: int
     """Nodes that submitted in the latest step."""
+    leases_open: int
+    submissions_open: int
+    slashes_open: int
+    validators: int
+    """Nodes that can be drawn."""
+    pool_nano: int
+    calibration: str
+    """On what the bounds of its audits were measured; empty where they were not."""
+    calibrated_at_ms: int | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +46,7 @@ class Overview:
     """The network."""
 
     nodes: int
-    online_counts: OnlineCounts | None
+    online_counts: NodeCounts | None
     entries: int
     newest_ms: int
     rollouts: int
@@ -52,7 +61,7 @@ class Overview:
     newest: Rows[EntrySummary]
 
 
-def read_overview(db: ReadTransaction, online_counts: OnlineCounts | None) -> Overview:
+def read_overview(db: ReadTransaction, online_counts: NodeCounts | None) -> Overview:
     facts = db.read_meta()
     found = db.rows("SELECT * FROM runs ORDER BY idx DESC LIMIT ?", RUNS_SHOWN)
     work = db.row("SELECT total(rollouts) AS rollouts, total(tokens) AS tokens FROM runs")
@@ -74,6 +83,14 @@ def read_overview(db: ReadTransaction, online_counts: OnlineCounts | None) -> Ov
     )
 
 
+def read_runs(db: ReadTransaction, before: int | None, limit: int) -> Rows[RunCard]:
+    """Newest first."""
+    last = 2**62 if before is None else before
+    found = db.rows("SELECT * FROM runs WHERE idx<? ORDER BY idx DESC LIMIT ?", last, limit + 1)
+    rows = tuple(read_run_card(db, row) for row in found[:limit])
+    return Rows(rows, str(found[limit - 1]["idx"]) if len(found) > limit else None)
+
+
 def read_run_card(db: ReadTransaction, row: sqlite3.Row) -> RunCard:
     terms = json.loads(row["terms"])
     step = db.row("SELECT * FROM steps WHERE run=? AND step=?", row["run"], row["latest_step"])
@@ -86,6 +103,8 @@ def read_run_card(db: ReadTransaction, row: sqlite3.Row) -> RunCard:
         slots_done=step["slots_done"] if step else 0,
         slots_held=step["slots_held"] if step else 0,
         nodes=step["nodes"] if step else 0,
+        calibration=terms["calibration"],
+        calibrated_at_ms=terms["calibrated_at_ms"] or None,
     )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, Protocol
 
 from prime_explorer.config import ROLLOUT_CHARS_SHOWN, ROLLOUTS_SHOWN
@@ -64,7 +64,7 @@ class RunTokenizer(Protocol):
         """Digest of the model files, as the terms of runs bind it."""
         ...
 
-    def decode(self, tokens: Sequence[int]) -> str: ...
+    def decode(self, token_lists: Sequence[Sequence[int]]) -> list[str]: ...
 
 
 def find_tokenizer(models: Iterable[RunTokenizer], terms: dict[str, Any]) -> RunTokenizer | None:
@@ -94,8 +94,20 @@ def read_rollout_views(
     except RemoteError as error:
         return make_unavailable(f"the file does not pass the strict reader: {error}")
     family = open_inline_family(terms["task_set"]) if model is not None else None
-    shown = tuple(_make_view(row, model, family) for row in islice(rows, first, first + ROLLOUTS_SHOWN))
-    return RolloutsView(total=len(rows), first=first, rows=shown, is_text=model is not None, problem="")
+    shown = list(islice(rows, first, first + ROLLOUTS_SHOWN))
+    token_lists = [tokens for row in shown for tokens in (row.prompt_tokens, row.output_tokens)]
+    try:
+        # All rows in one round trip to the tokenizer's process.
+        texts = model.decode([each.tolist() for each in token_lists]) if model else list(map(_show_tokens, token_lists))
+    except LocalError as error:
+        texts, family = [f"(cannot be decoded: {error})"] * len(token_lists), None
+    return RolloutsView(
+        total=len(rows),
+        first=first,
+        rows=tuple(map(_make_view, shown, texts[::2], texts[1::2], repeat(family))),
+        is_text=model is not None,
+        problem="",
+    )
 
 
 def open_inline_family(task_set: str) -> TaskFamily | None:
@@ -104,8 +116,7 @@ def open_inline_family(task_set: str) -> TaskFamily | None:
     return open_family(spec) if spec.family in INLINE_FAMILIES else None
 
 
-def _make_view(row: Rollout, model: RunTokenizer | None, family: TaskFamily | None) -> RolloutView:
-    prompt, completion = _decode(row.prompt_tokens, model), _decode(row.output_tokens, model)
+def _make_view(row: Rollout, prompt: str, completion: str, family: TaskFamily | None) -> RolloutView:
     grade = family.grade(family.make(row.task), completion) if family and row.task < family.size else None
     return RolloutView(
         slot=row.slot,
@@ -124,11 +135,6 @@ def _make_view(row: Rollout, model: RunTokenizer | None, family: TaskFamily | No
     )
 
 
-def _decode(tokens: Any, model: RunTokenizer | None) -> str:
-    if model is None:
-        words = " ".join(map(str, tokens[:TOKENS_SHOWN].tolist()))
-        return f"{words} …" if len(tokens) > TOKENS_SHOWN else words
-    try:
-        return model.decode(tokens.tolist())
-    except (LocalError, OverflowError) as error:
-        return f"(cannot be decoded: {error})"
+def _show_tokens(tokens: Any) -> str:
+    words = " ".join(map(str, tokens[:TOKENS_SHOWN].tolist()))
+    return f"{words} …" if len(tokens) > TOKENS_SHOWN else words

@@ -9,9 +9,10 @@ from typing import Any
 
 from prime_explorer.config import LINEAGE_NODES_DRAWN, ROWS_PER_PAGE, STEPS_CHARTED, STEPS_DRAWN
 from prime_explorer.index.store import ReadTransaction, format_id, make_row
+from prime_explorer.pages.live import NodeCounts
 from prime_explorer.pages.overview import RunCard, read_run_card
 from prime_explorer.pages.tables import EntrySummary, Rows, SubmissionSummary, read_rows
-from prime_explorer.sources import ManifestFacts, OnlineCounts
+from prime_explorer.sources import ManifestFacts
 from prime_protocol.wire.ids import RunId
 
 
@@ -110,7 +111,7 @@ class RunView:
     summary: RunCard
     terms: dict[str, Any]
     upgrade: PlannedUpgrade | None
-    online_counts: OnlineCounts | None
+    online_counts: NodeCounts | None
     submissions: int
     accepted: int
     invalid: int
@@ -139,7 +140,7 @@ class RunView:
     """When the run was created, changed, paused."""
 
 
-def read_run(db: ReadTransaction, run: RunId, before: int | None, online_counts: OnlineCounts | None) -> RunView | None:
+def read_run(db: ReadTransaction, run: RunId, before: int | None, online_counts: NodeCounts | None) -> RunView | None:
     row = db.row("SELECT * FROM runs WHERE run=?", run)
     if row is None:
         return None

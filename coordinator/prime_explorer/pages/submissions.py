@@ -12,11 +12,13 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from prime_explorer.config import ROWS_PER_PAGE
 from prime_explorer.index.store import ReadTransaction, make_row
 from prime_explorer.pages.rollouts import RolloutsView
 from prime_explorer.pages.tables import EntrySummary, Rows, SlashSummary, SubmissionSummary, VerdictSummary, read_rows
+from prime_protocol.errors import RemoteError
 from prime_protocol.proofs.toploc_verify import ChunkReport
-from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
 
 METRIC_LIMITS = {
     "exponent_mismatches_max": ("exponent_mismatches_max", "exponent mismatches"),
@@ -116,7 +118,7 @@ SUBMISSION_PROGRESS = {
     "waiting": "received, waiting for its draw",
     "auditing": "with its validators",
     "accepted": "accepted",
-    "invalid": "rejected, nobody's dishonesty",
+    "invalid": "rejected, without fraud",
     "fraudulent": "rejected, provably dishonest",
 }
 INDEXES = {
@@ -151,7 +153,7 @@ class AuditRound:
     round: int
     idx: int
     drawn_ms: int
-    head_size: int
+    randomness_round: int
     validators: tuple[str, ...]
 
 
@@ -199,10 +201,21 @@ class SubmissionView:
 
 
 def read_submissions(
-    db: ReadTransaction, run: RunId | None, node: NodeId | None, state: str, before: int | None
+    db: ReadTransaction,
+    run: RunId | None,
+    node: NodeId | None,
+    state: str,
+    before: int | None,
+    limit: int = ROWS_PER_PAGE,
+    step: Step | None = None,
 ) -> Rows[SubmissionSummary]:
     index = INDEXES[(run is not None, node is not None, bool(state))]
-    return read_rows(db, SubmissionSummary, before=before, index=index, run=run, node=node, progress=state or None)
+    if step is not None:
+        if run is None:
+            raise RemoteError("run", "is missing: a step belongs to a run")
+        index = "submissions_by_step" if node is None else index
+    where = {"run": run, "node": node, "step": step, "progress": state or None}
+    return read_rows(db, SubmissionSummary, before=before, limit=limit, index=index, **where)
 
 
 def read_submission(db: ReadTransaction, name: Digest) -> SubmissionView | None:
@@ -288,9 +301,11 @@ class SlashView:
     history: tuple[EntrySummary, ...]
 
 
-def read_slashes(db: ReadTransaction, run: RunId | None, before: int | None) -> Rows[SlashSummary]:
+def read_slashes(
+    db: ReadTransaction, run: RunId | None, before: int | None, limit: int = ROWS_PER_PAGE
+) -> Rows[SlashSummary]:
     index = "slashes_by_run" if run else "slashes_by_place"
-    return read_rows(db, SlashSummary, before=before, index=index, run=run)
+    return read_rows(db, SlashSummary, before=before, limit=limit, index=index, run=run)
 
 
 def read_slash(db: ReadTransaction, name: Digest) -> SlashView | None:

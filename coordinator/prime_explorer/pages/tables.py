@@ -55,6 +55,8 @@ class SubmissionSummary:
     paid_idx: int | None
     trained_into: int | None
     slash: str | None
+    finding: str | None
+    """`filed`, `upheld` or `dismissed`: someone claimed that it is fraudulent after it was accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,12 +96,66 @@ class SlashSummary:
     ended_ms: int | None
 
 
-ROW_TABLES: dict[type, str] = {
-    EntrySummary: "entries",
-    SubmissionSummary: "submissions",
-    VerdictSummary: "verdicts",
-    SlashSummary: "slashes",
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppealSummary:
+    """An appeal against a slash."""
+
+    idx: int
+    """The entry that proposed the slash."""
+    run: str
+    submission: str
+    node: str
+    progress: str
+    """State of the slash."""
+    appealed_idx: int
+    appealed_ms: int
+    appealed_by: str
+    appeal_reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaseSummary:
+    """An open lease."""
+
+    idx: int
+    run: str
+    lease: int
+    node: str
+    step: int
+    first_slot: int
+    slots: int
+    granted_ms: int
+    deadline_ms: int
+    speculative: int
+    """1 if it duplicates the slots of a slow lease."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointSummary:
+    """A published checkpoint."""
+
+    idx: int
+    run: str
+    step: int
+    published_ms: int
+    root: str
+    manifest: str
+    beacon: str | None
+    """Null until a head is noted after it."""
+    trained_on: int
+    """Submissions it was trained on; its entry in the log names them."""
+
+
+ROW_TABLES: dict[type, tuple[str, str]] = {
+    EntrySummary: ("entries", ""),
+    SubmissionSummary: ("submissions", ""),
+    VerdictSummary: ("verdicts", ""),
+    SlashSummary: ("slashes", ""),
+    AppealSummary: ("slashes", "appealed_idx IS NOT NULL"),
+    LeaseSummary: ("leases", "state='open'"),
+    CheckpointSummary: ("steps", ""),
 }
+"""The table of each kind of row, and the condition under which a row of the table is one."""
 
 
 def read_rows(
@@ -114,9 +170,11 @@ def read_rows(
 ) -> Rows[T]:
     """Newest first, rows that match all of these values. `index` names the SQL index to use."""
     given = {name: value for name, value in where.items() if value is not None}
-    conditions = [f"{name}=?" for name in given] + (["idx<?"] if before is not None else [])
+    table, condition = ROW_TABLES[row]
+    conditions = [condition] * bool(condition) + [f"{name}=?" for name in given]
+    conditions += ["idx<?"] if before is not None else []
     values = [*given.values(), *([before] if before is not None else [])]
-    query = f"SELECT * FROM {ROW_TABLES[row]}"
+    query = f"SELECT * FROM {table}"
     if index:
         query += f" INDEXED BY {index}"
     if conditions:

@@ -1,4 +1,4 @@
-// Draws columns of a table as a chart, wherever a figure asks for it. The table stays, for whoever prefers it.
+// Draws columns of a table as a chart, wherever a figure asks for it. The table stays beside it.
 (() => {
   "use strict";
   const HEIGHT = 220;
