@@ -16,6 +16,7 @@ from prime_node.agent.events import (
     Audit,
     CancelGeneration,
     CheckTreeHead,
+    CosignTreeHead,
     DrainRequested,
     Effect,
     Event,
@@ -45,6 +46,7 @@ from prime_node.swarm import Swarm
 from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted
+from prime_protocol.log.tree_head import derive_witness_key
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import (
     AuditTask,
@@ -187,7 +189,7 @@ class AgentRunner:
     # --- The loop ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """For ever, from the state on disk."""
+        """Until it is cancelled, from the state on disk."""
         agent = self.agent = Agent(self._key, self._make_profile(), self._rng)
         state = self._saved_state.load()
         if self.job_runner is not None:
@@ -222,6 +224,7 @@ class AgentRunner:
         return NodeProfile(
             network=config.network_id,
             run=config.run_id,
+            runs_audited=config.runs_audited,
             roles=config.role.log_roles,
             hardware=config.hardware,
             addresses=self._swarm.urls,
@@ -229,6 +232,7 @@ class AgentRunner:
             tokens_per_s=self.job_runner.estimate_tokens_per_s() if self.job_runner else 1,
             audits_at_once=config.engine.audits_at_once,
             domain=config.signing_domain,
+            witness_key=derive_witness_key(self._key).public_key().public_bytes_raw(),
         )
 
     async def _next_event(self, wait_ms: int) -> Event:
@@ -249,6 +253,8 @@ class AgentRunner:
                 self._start(self._load_weights(weights))
             case CheckTreeHead(head):
                 self._swarm.head_monitor.add_coordinator_head(head)
+            case CosignTreeHead(head):
+                self._swarm.head_monitor.add_head_to_cosign(head)
             case Stop(reason):
                 self._on_stop(reason)
             case Generate(lease):

@@ -37,6 +37,9 @@ from prime_runtime.supervisor import SupervisedTask, Supervisor
 log = logging.getLogger(__name__)
 
 
+EXIT_LOG_BROKEN = 3
+
+
 class NodeProcess:
     """One process: control API and policy from the start, the daemon once the node has joined."""
 
@@ -48,6 +51,8 @@ class NodeProcess:
         self._stop = asyncio.Event()
         self._started_ms = clock.now_ms()
         self._daemon: Daemon | None = None
+        self.is_log_broken = False
+        """At the end: the coordinator broke a rule, and the owner has not acknowledged it."""
         self._discovery = CoordinatorDiscovery(config, self._stop, clock, print_line)
         self._enforcer = PolicyEnforcer(config.folder, config.policy, clock, pid=os.getpid(), nvml=load_nvml())
         self._parts = Supervisor([SupervisedTask("owner", self._enforcer.run)], clock)
@@ -57,6 +62,7 @@ class NodeProcess:
             "pause": self._handle_pause,
             "resume": self._handle_resume,
             "drain": self._handle_drain,
+            "acknowledge": self._handle_acknowledge,
         }
         self._local_server = LocalServer(self.report, commands, config.page)
 
@@ -97,6 +103,11 @@ class NodeProcess:
             return self._handle_stop(given)  # there are no jobs to finish yet
         return self._enforcer.drain()
 
+    def _handle_acknowledge(self, given: dict[str, str]) -> str:
+        if self._daemon is None:
+            return "the node has not joined yet: there is nothing to acknowledge"
+        return self._daemon.swarm.accusations.acknowledge()
+
     # --- Join and work ----------------------------------------------------------------------------------------------
 
     async def run(self) -> str:
@@ -132,6 +143,7 @@ class NodeProcess:
         finally:
             policy.cancel()
             await asyncio.gather(policy, return_exceptions=True)
+        self.is_log_broken = daemon.swarm.accusations.is_stopped
         return daemon.stop_reason
 
     def _save_settings(self, config: NodeConfig, trainer: NodeId) -> None:
@@ -172,7 +184,7 @@ def check_port(config: NodeConfig) -> None:
 
 
 async def run(config: NodeConfig, print_line: PrintLine) -> int:
-    """0: the owner stopped it. 1: the coordinator, or a change of the run, ended it."""
+    """0: the owner stopped it. 1: the coordinator, or a change of the run, ended it. 3: it broke a rule."""
     check_engine(config)
     make_folder(config.folder)
     clock = SystemClock()
@@ -188,4 +200,4 @@ async def run(config: NodeConfig, print_line: PrintLine) -> int:
         log.error("the node stops: %s", reason)
         return 1
     log.info("the node has stopped")
-    return 0
+    return EXIT_LOG_BROKEN if process.is_log_broken else 0

@@ -1,7 +1,7 @@
 """The node's settings: one frozen dataclass, made once at start and passed in.
 
-Where each value comes from is prime_runtime.settings.loader' work. What is not set here lies in the node's folder:
-home.py.
+prime_runtime.settings decides where each value comes from. Files of the node's folder are in storage/. `--help` imports
+this module, so it imports nothing slow: no numpy, no log entries, no network.
 """
 
 from collections.abc import Mapping
@@ -9,25 +9,25 @@ from dataclasses import field
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import urlsplit
 
 from prime_node.engine.config import EngineConfig
 from prime_node.policy.policy import PolicyConfig
-from prime_protocol.constants import AMOUNT_NANO_MAX
-from prime_protocol.errors import LocalError
-from prime_protocol.ledger.entries import Role
-from prime_protocol.log.tree_head import VerifierKey
+from prime_protocol.constants import AMOUNT_NANO_MAX, RUNS_SERVED_MAX
+from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId
-from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
 from prime_runtime.gossip.config import P2PConfig
 from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.logs import LogConfig
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import ResolvedConfig, check_parsed, resolve_config
 from prime_runtime.settings.schema import Between, ConfigError, settings_class
-from prime_runtime.shardcast.store import VERSIONS_KEPT
-from prime_runtime.shardcast.upload_slots import UploadConfig, check_urls
+from prime_runtime.shardcast.config import VERSIONS_KEPT, UploadConfig, check_urls
+
+if TYPE_CHECKING:
+    from prime_protocol.ledger.entries import Role
+    from prime_protocol.wire.typed_data import Domain
 
 CONFIG_NAME = "config.toml"
 RATE_BYTES_PER_S_MIN = 50_000
@@ -44,8 +44,10 @@ class NodeRole(StrEnum):
     RELAY = "relay"
 
     @property
-    def log_roles(self) -> tuple[Role, ...]:
+    def log_roles(self) -> "tuple[Role, ...]":
         """The roles that the node registers in the log."""
+        from prime_protocol.ledger.entries import Role
+
         return (Role.VALIDATOR, Role.WORKER) if self is NodeRole.BOTH else (Role(self),)
 
 
@@ -79,6 +81,38 @@ class WeightsConfig:
         return min(self.transfers_max, self.bytes_per_s // RATE_BYTES_PER_S_MIN or self.transfers_max)
 
 
+class ReplayMode(StrEnum):
+    """Whether a node replays the ledger's rules."""
+
+    AUTO = "auto"
+    """On validators."""
+    ON = "on"
+    OFF = "off"
+
+
+@settings_class
+class ReplayConfig:
+    """The section [replay]: checking that the coordinator keeps the ledger's rules, in the background."""
+
+    mode: ReplayMode = ReplayMode.AUTO
+    """auto: on validators only; on; off."""
+    mirrors: tuple[str, ...] = ()
+    """URLs of mirrors of the log to read from, such as https://mirror.example/log; the coordinator is asked last."""
+    cpu_percent: Annotated[int, Between(1, 100)] = 25
+    """Share of one processor core while catching up."""
+    niceness: Annotated[int, Between(0, 19)] = 19
+    """Priority of the process, as `nice` counts it. The default, the lowest, lets engines and transfers come first."""
+    bytes_per_s: Annotated[int, Between(10_000, 10**10)] = 1_000_000
+    """Download limit while catching up."""
+
+    def __post_init__(self) -> None:
+        for url in self.mirrors:
+            try:
+                ServerAddress(url, NodeId(bytes(NodeId.SIZE)))
+            except LocalError as error:
+                raise ConfigError(f"replay.mirrors: {error}") from None
+
+
 @settings_class
 class PageConfig:
     """The section [page]: the local page, for this machine only."""
@@ -101,6 +135,9 @@ class NodeConfig:
     """Address of the coordinator's key. Default: pinned from its first answer."""
     run: str = ""
     """Name of the run to take part in. Default: the only active run."""
+    also_audits: tuple[str, ...] = ()
+    """Further runs whose audits this key takes as a validator, each with a process and folder of its own. Every process
+    of the key lists the others' runs."""
     network: str = ""
     """Name of the network, which every signed message contains. Default: pinned from the coordinator's first answer."""
     role: NodeRole = NodeRole.WORKER
@@ -139,9 +176,13 @@ class NodeConfig:
     log: LogConfig = field(default_factory=LogConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)
     page: PageConfig = field(default_factory=PageConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
     policy: PolicyConfig = field(default_factory=PolicyConfig)
 
     def __post_init__(self) -> None:
+        from prime_protocol.log.tree_head import VerifierKey
+        from prime_protocol.wire.typed_data import Domain
+
         parsers: dict[str, Any] = {
             "network": NetworkId,
             "run": RunId,
@@ -151,8 +192,20 @@ class NodeConfig:
         }
         check_parsed(self, {name: parse for name, parse in parsers.items() if getattr(self, name)})
         check_urls("announce", self.announce)
+        self._check_also_audits()
         if self.coordinator:
             self._check_coordinator()
+
+    def _check_also_audits(self) -> None:
+        if self.also_audits and self.role not in (NodeRole.VALIDATOR, NodeRole.BOTH):
+            raise ConfigError(f"also_audits is for validators, the role is {self.role}; leave it out")
+        if len(self.also_audits) >= RUNS_SERVED_MAX:
+            raise ConfigError(f"also_audits names {len(self.also_audits)} runs, the most is {RUNS_SERVED_MAX - 1}")
+        for name in self.also_audits:
+            try:
+                RunId(name)
+            except RemoteError as error:
+                raise ConfigError(f"also_audits: {name!r} is not the name of a run: it {error.problem}") from None
 
     def _check_coordinator(self) -> None:
         try:
@@ -170,8 +223,10 @@ class NodeConfig:
         return NetworkId(self.network)
 
     @property
-    def signing_domain(self) -> Domain:
+    def signing_domain(self) -> "Domain":
         """Chain and court that this node signs receipts for."""
+        from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
+
         return Domain.parse(self.domain) if self.domain else EMBEDDED_DOMAIN
 
     @property
@@ -184,8 +239,18 @@ class NodeConfig:
             return False
 
     @property
+    def replays_log(self) -> bool:
+        is_validator = self.role in (NodeRole.VALIDATOR, NodeRole.BOTH)
+        return self.replay.mode is ReplayMode.ON or (self.replay.mode is ReplayMode.AUTO and is_validator)
+
+    @property
     def run_id(self) -> RunId:
         return RunId(self.run)
+
+    @property
+    def runs_audited(self) -> tuple[RunId, ...]:
+        """The runs that a validator registers for."""
+        return tuple(sorted({self.run_id, *map(RunId, self.also_audits)}))
 
     @property
     def server(self) -> ServerAddress:

@@ -12,7 +12,7 @@ from prime_node.agent.events import Event, ReplyReceived, Send, SendRefused, Sen
 from prime_node.agent.outbox import is_final
 from prime_node.storage.saved_state import UploadSpool
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.entries import Submitted, VerdictGiven
+from prime_protocol.ledger.entries import RulingGiven, Submitted, VerdictCommitted, VerdictGiven
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import ENTRY_ENDPOINTS, HEARTBEAT, LEASE, UploadPurpose, UploadRequest
 from prime_protocol.wire.rpc import Endpoint
@@ -90,13 +90,17 @@ class CoordinatorClient:
         self.problem = problem
 
 
-def make_upload(entry: Submitted | VerdictGiven, digest: Digest, size_bytes: int) -> UploadRequest:
+def make_upload(
+    entry: Submitted | VerdictCommitted | VerdictGiven | RulingGiven, digest: Digest, size_bytes: int
+) -> UploadRequest:
     """Rollouts for a lease, evidence for a submission."""
-    is_work = isinstance(entry, Submitted)
-    return UploadRequest(
-        digest=digest,
-        size_bytes=size_bytes,
-        purpose=UploadPurpose.ROLLOUTS if is_work else UploadPurpose.EVIDENCE,
-        lease=entry.receipt.lease if isinstance(entry, Submitted) else None,
-        submission=None if isinstance(entry, Submitted) else entry.receipt.submission,
-    )
+    lease = submission = None
+    match entry:
+        case Submitted(receipt=receipt):
+            lease = receipt.lease
+        case VerdictCommitted(submission=name) | RulingGiven(submission=name):
+            submission = name
+        case VerdictGiven(receipt=verdict):
+            submission = verdict.submission
+    purpose = UploadPurpose.EVIDENCE if lease is None else UploadPurpose.ROLLOUTS
+    return UploadRequest(digest=digest, size_bytes=size_bytes, purpose=purpose, lease=lease, submission=submission)

@@ -1,4 +1,4 @@
-"""The parts of a joined node, wired together and supervised: agent, swarm, submission tracker, appeals.
+"""The parts of a joined node, wired together and supervised: agent, swarm, appeals.
 
 Each part may fail and is restarted. What a part does is in its own module; this one starts, stops and connects them.
 """
@@ -9,10 +9,11 @@ import random
 import re
 import secrets
 
-from prime_node.agent.events import StopRequested
+from prime_node.agent.events import HeadCosigned, StopRequested
 from prime_node.agent_runner import AgentRunner
 from prime_node.config import NodeConfig
 from prime_node.settlement.appeals import ChainAppeals
+from prime_node.settlement.payout_watch import PayoutWatch
 from prime_node.storage.node_folder import save_trainer
 from prime_node.swarm import Swarm
 from prime_protocol.wire.ids import NodeId
@@ -54,16 +55,18 @@ class Daemon:
             on_appealed=appeals.request_appeal,
         )
         self.swarm.head_monitor.on_verified = self.work.set_head_size
+        self.swarm.head_monitor.on_cosigned = lambda cosigned: self.work.post_event(HeadCosigned(cosigned))
+        self.swarm.accusations.on_change = lambda reason: self.work.hold(reason, by="log")
         parts = [
             SupervisedTask("agent", self.work.run),
             *self.swarm.parts(),
             SupervisedTask("trainer", self._watch_trainer),
         ]
         if self.work.job_runner is not None:
-            parts += [
-                SupervisedTask("submissions", self.work.job_runner.tracker.run),
-                SupervisedTask("appeals", appeals.run),
-            ]
+            parts.append(SupervisedTask("appeals", appeals.run))
+        if self.swarm.ledger_follower is not None and PayoutWatch.is_allowed(config):
+            watch = PayoutWatch(config, key, self.swarm.ledger_follower, clock)
+            parts.append(SupervisedTask("payout roots", watch.run))
         self.supervisor = Supervisor(parts, clock)
 
     async def run(self, stop: asyncio.Event) -> None:

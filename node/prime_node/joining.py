@@ -135,7 +135,7 @@ def is_retryable(error: LocalError | RemoteError) -> bool:
 
 
 def explain_error(error: LocalError | RemoteError, now_ms: int) -> str:
-    """For an owner who has just installed this."""
+    """In words for an owner at the first start."""
     if isinstance(error, RemoteError) and error.field == VERSION_FIELD:
         return (
             f"this program is newer than the coordinator, whose answer {error.problem.partition(':')[0]};"

@@ -7,12 +7,16 @@ import logging
 from random import Random
 
 from prime_node.config import NodeConfig, NodeRole
+from prime_node.log.accusations import AccusationKeeper
+from prime_node.log.ledger_follower import LedgerFollower
+from prime_node.log.log_sources import LogSource
 from prime_node.log.tree_heads import HeadMonitor
 from prime_node.policy.usage import DailyCounterFile
 from prime_node.storage.node_folder import NodeFolder
 from prime_node.weights.checkpoints import CheckpointFetcher
 from prime_node.weights.events import FetchLimits
 from prime_node.weights.relay import RelayFollower
+from prime_protocol.gossip.accusation import Accusation
 from prime_protocol.gossip.guard import GossipGuard
 from prime_protocol.gossip.messages import HeadSeen, ReceivedGossip
 from prime_protocol.log.tree_head import VerifierKey
@@ -21,13 +25,15 @@ from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.gossip.transport import GossipHttpClient, GossipPublisher, Libp2pTransport
 from prime_runtime.http.client import HttpClient
+from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.announcer import Announcer, announce_stop_within_deadline
+from prime_runtime.shardcast.config import with_ports
 from prime_runtime.shardcast.directory import ServerDirectory
 from prime_runtime.shardcast.server import ShardServer
 from prime_runtime.shardcast.store import ShardStore
-from prime_runtime.shardcast.upload_slots import UploadSlots, with_ports
+from prime_runtime.shardcast.upload_slots import UploadSlots
 from prime_runtime.supervisor import SupervisedTask
 
 log = logging.getLogger(__name__)
@@ -66,7 +72,10 @@ class Swarm:
         self._open_weights(key, rng)
         self._http = HttpServer(key, network, clock=clock, limits=config.limits)
         self.server.add_routes(self._http)
-        self.head_monitor = self._open_head_monitor(client)
+        self.head_monitor = self._open_head_monitor(client, key)
+        self.accusations = self._open_accusations(key)
+        self.ledger_follower = self._open_ledger_follower(client) if config.replays_log else None
+        """Replays the ledger's rules; None where this node does not."""
         self._announcer = Announcer(
             self.server,
             self._publisher,
@@ -105,7 +114,7 @@ class Swarm:
             bytes_per_s=weights.bytes_per_s or None,
         )
 
-    def _open_head_monitor(self, client: HttpClient) -> HeadMonitor:
+    def _open_head_monitor(self, client: HttpClient, key: WalletKey) -> HeadMonitor:
         config = self._config
         return HeadMonitor(
             client,
@@ -116,11 +125,46 @@ class Swarm:
             clock=self._clock,
             publish=lambda seen: self._publisher.publish(self._run, seen, known_nodes=self.relay_client.nodes),
             count_nodes=lambda: self.relay_client.nodes,
+            witness=key,
         )
 
+    def _open_accusations(self, key: WalletKey) -> AccusationKeeper:
+        config = self._config
+        keeper = AccusationKeeper(
+            NodeFolder(config.folder).accusations,
+            key,
+            network=config.network_id,
+            run=self._run,
+            coordinator=config.server.node,
+            publish=lambda accusation: self._publisher.publish(self._run, accusation),
+            clock=self._clock,
+        )
+        self.head_monitor.on_log_key = keeper.set_log_key
+        self.head_monitor.may_cosign = lambda: not keeper.is_stopped
+        return keeper
+
+    def _open_ledger_follower(self, client: HttpClient) -> LedgerFollower:
+        config = self._config
+        mirrors = [LogSource(client, ServerAddress(url, config.server.node)) for url in config.replay.mirrors]
+        follower = LedgerFollower(
+            [*mirrors, LogSource(client, config.server, "/log")],
+            config.replay,
+            network=config.network_id,
+            coordinator=config.server.node,
+            snapshot=NodeFolder(config.folder).replay,
+            get_head=lambda: self.head_monitor.latest,
+            accusations=self.accusations,
+            clock=self._clock,
+        )
+        self.head_monitor.on_sighting = follower.add_sighting
+        return follower
+
     def parts(self) -> list[SupervisedTask]:
+        follower = self.ledger_follower
         return [
-            SupervisedTask("records", self.relay_client.run),
+            *([SupervisedTask("replay", follower.run)] if follower else []),
+            SupervisedTask("accusations", self.accusations.run),
+            SupervisedTask("gossip relay", self.relay_client.run),
             SupervisedTask("gossip", self._run_gossip),
             SupervisedTask("weights", self._run_weights),
             SupervisedTask("serving", self._announcer.run),
@@ -150,6 +194,8 @@ class Swarm:
         """A message that passed the guard, by whichever transport it came."""
         if isinstance(gossip.message, HeadSeen):
             self.head_monitor.add_peer_head(gossip.message)
+        elif isinstance(gossip.message, Accusation):
+            self.accusations.add_received(gossip)
         else:
             self.fetcher.handle_gossip(gossip)
 

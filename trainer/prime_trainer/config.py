@@ -1,29 +1,28 @@
 """The settings of every `prime-trainer` command: frozen dataclasses, made once and passed in.
 
-`--help` imports this module, so it must not import torch.
+`--help` imports this module, so it imports nothing slow: no torch, no numpy, no network.
 """
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from prime_protocol.constants import SHARD_BYTES, SHARD_BYTES_MAX, SHARD_BYTES_MIN
 from prime_protocol.proofs.tolerance import Precision
-from prime_protocol.tasks.family import TaskSetSpec
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId
-from prime_protocol.wire.signing import WalletKey
-from prime_runtime.clock import Clock
 from prime_runtime.gossip.config import P2PConfig
-from prime_runtime.http.client import HttpClient, open_client
 from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress, ServerLimits
-from prime_runtime.keys import load_key_file, resolve_password
 from prime_runtime.logs import LogConfig
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import check_parsed
 from prime_runtime.settings.schema import Between, ConfigError, settings_class
-from prime_runtime.shardcast.store import VERSIONS_KEPT
-from prime_runtime.shardcast.upload_slots import UploadConfig, check_urls
+from prime_runtime.shardcast.config import VERSIONS_KEPT, UploadConfig, check_urls
+
+if TYPE_CHECKING:
+    from prime_protocol.wire.signing import WalletKey
+    from prime_runtime.clock import Clock
+    from prime_runtime.http.client import HttpClient
 
 
 @settings_class
@@ -66,10 +65,14 @@ class TrainerConfig:
     def server(self) -> ServerAddress:
         return ServerAddress(self.coordinator, NodeId.parse(self.coordinator_id))
 
-    def load_key(self) -> WalletKey:
+    def load_key(self) -> "WalletKey":
+        from prime_runtime.keys import load_key_file, resolve_password
+
         return load_key_file(self.key, resolve_password(self.password, self.password_file))
 
-    def open_client(self, key: WalletKey, clock: Clock) -> AbstractAsyncContextManager[HttpClient]:
+    def open_client(self, key: "WalletKey", clock: "Clock") -> "AbstractAsyncContextManager[HttpClient]":
+        from prime_runtime.http.client import open_client
+
         return open_client(
             key=key,
             network=self.network_id,
@@ -222,6 +225,8 @@ class EvaluationConfig:
 
     def __post_init__(self) -> None:
         if self.task_set:
+            from prime_protocol.tasks.family import TaskSetSpec
+
             check_parsed(self, {"task_set": TaskSetSpec.parse})
 
 

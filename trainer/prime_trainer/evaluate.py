@@ -15,7 +15,8 @@ import numpy as np
 import torch
 
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.entries import Metric, StepMeasured
+from prime_protocol.ledger.entries import StepMeasured
+from prime_protocol.ledger.entry_values import Metric
 from prime_protocol.tasks.family import TaskFamily
 from prime_protocol.wire.ids import Step
 from prime_protocol.wire.messages import ENTRY_ENDPOINTS
@@ -73,9 +74,9 @@ async def evaluate_model(config: EvalConfig, family: TaskFamily, sandbox: Sandbo
 def generate_answers(config: EvalConfig, prompts: Sequence[str]) -> list[str]:
     """`config.samples` completions of each prompt, in order."""
     files, model = ModelFiles.open(config.model), load_eval_model(config)
-    encoded = [np.array(files.encode_prompt(prompt), np.int64) for prompt in prompts for _ in range(config.samples)]
+    encoded = [np.array(tokens, np.int64) for tokens in files.encode_prompts(prompts) for _ in range(config.samples)]
     torch.manual_seed(config.seed)
-    return [files.decode(tokens) for tokens in generate(model, encoded, files, config)]
+    return files.decode(generate(model, encoded, files, config))
 
 
 def load_eval_model(config: EvalConfig) -> Any:

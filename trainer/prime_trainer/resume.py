@@ -18,6 +18,7 @@ from safetensors import safe_open
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.terms import ANY_MODEL_FILES
 from prime_protocol.wire.ids import Digest, NodeId, Step
+from prime_protocol.wire.messages import RunReply
 from prime_runtime.lock import hold_process_lock
 from prime_runtime.shardcast.checkpoint_files import verify_checkpoint_folder
 from prime_runtime.shardcast.store import ShardStore
@@ -35,7 +36,6 @@ from prime_trainer.checkpoints import (
     write_checkpoint,
 )
 from prime_trainer.config import PublishConfig, TrainConfig
-from prime_trainer.data.submissions import TrainerRunInfo
 from prime_trainer.model.distributed import RankGroup
 from prime_trainer.model.optimizer import GradientGuard, make_optimizer
 from prime_trainer.model.policy import PolicyModel, resolve_model
@@ -63,14 +63,13 @@ def choose_start_point(config: TrainConfig, saved: SavedCheckpoint | None) -> St
     return StartPoint(resolve_model(config.model), TrainState(step=Step(0)), None)
 
 
-def verify_run(run: TrainerRunInfo, key: NodeId, model_files: Digest, start: StartPoint) -> None:
+def verify_run(run: RunReply, key: NodeId, model_files: Digest, start: StartPoint) -> None:
     """Pure. LocalError says why this folder cannot continue this run, and what to do."""
-    if run.trainer != key:
-        raise LocalError(f"the run's trainer is {run.trainer}, this key is {key}; use that key, or update the run")
-    if run.model_files not in (ANY_MODEL_FILES, model_files):
-        raise LocalError(
-            f"the run is bound to model files {run.model_files}, those here are {model_files}; use the run's model"
-        )
+    trainer, wanted = run.terms.trainer, run.terms.model_files
+    if trainer != key:
+        raise LocalError(f"the run's trainer is {trainer}, this key is {key}; use that key, or update the run")
+    if wanted not in (ANY_MODEL_FILES, model_files):
+        raise LocalError(f"the run is bound to model files {wanted}, those here are {model_files}; use the run's model")
     step = start.state.step
     if start.saved is None and run.latest_step >= 0:
         raise LocalError(

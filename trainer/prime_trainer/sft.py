@@ -5,8 +5,9 @@ Examples come from a file, or from tasks with exactly one right answer.
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from random import Random
 
@@ -66,13 +67,14 @@ def generate_examples(family: TaskFamily, rng: Random) -> Iterator[SftExample]:
         yield SftExample(task.prompt, task.key + STOP)
 
 
-def make_sft_sample(example: SftExample, files: ModelFiles) -> Sample:
-    """A sample as if a worker had generated it with probability 1 and advantage 1."""
-    prompt = np.array(files.encode_prompt(example.prompt), np.int32)
-    output = np.array(files.tokenizer.encode(example.completion, add_special_tokens=False).ids, np.int32)
-    if not len(output) or output.max() >= files.vocabulary:
-        raise LocalError(f"the tokenizer cannot encode {example.completion[:80]!r} for this model")
-    return Sample(prompt, output, np.zeros(len(output), np.float32), 1.0, 1.0)
+def make_sft_samples(examples: Sequence[SftExample], files: ModelFiles) -> list[Sample]:
+    """Samples as if a worker had generated them with probability 1 and advantage 1."""
+    prompts = files.encode_prompts([example.prompt for example in examples])
+    outputs = files.encode_texts([example.completion for example in examples])
+    return [
+        Sample(np.array(prompt, np.int32), np.array(output, np.int32), np.zeros(len(output), np.float32), 1.0, 1.0)
+        for prompt, output in zip(prompts, outputs, strict=True)
+    ]
 
 
 def train_sft(config: SftConfig, on_step: Callable[[int, float], None]) -> None:
@@ -87,7 +89,7 @@ def train_sft(config: SftConfig, on_step: Callable[[int, float], None]) -> None:
     )
     examples = iterate_examples(config)
     for step in range(1, config.steps + 1):
-        samples = [make_sft_sample(next(examples), files) for _ in range(config.examples)]
+        samples = make_sft_samples(list(islice(examples, config.examples)), files)
         loss = accumulate_gradients(policy, samples, config.pack_tokens)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)

@@ -12,14 +12,15 @@ from prime_node.agent.assignments import AuditAssignments, LeaseAssignments
 from prime_node.agent.events import (
     AuditDone,
     AuditFailed,
-    AuditFinding,
     CheckTreeHead,
+    CosignTreeHead,
     DrainRequested,
     Effect,
     Event,
     Generated,
     GenerationFailed,
     GenerationProgressed,
+    HeadCosigned,
     HoldChanged,
     LoadWeights,
     PendingEntry,
@@ -41,17 +42,18 @@ from prime_node.agent.events import (
 from prime_node.agent.outbox import REGISTRATION_TTL_MS, Membership, NodeProfile, Outbox, backoff_ms, is_final
 from prime_protocol.ledger.entries import (
     Appealed,
-    Inspected,
     LeaseEnded,
     NodeRegistered,
     Role,
     Staked,
     Submitted,
+    VerdictCommitted,
     VerdictGiven,
 )
 from prime_protocol.wire.ids import Digest, RunId, Step
 from prime_protocol.wire.messages import (
     CheckpointRef,
+    Cosigned,
     Heartbeat,
     HeartbeatReply,
     LeaseReply,
@@ -136,6 +138,9 @@ class Agent:
         self._weights: CheckpointRef | None = None
         self._loading_step: int = -1
         self._head_size = 0
+        self._cosigned: Cosigned | None = None
+        """The cosignature that the next heartbeat takes along."""
+        self._updates_seen = 0
         self._clock_offset_ms = 0
         """How far the coordinator's clock is ahead of this one."""
         self._generation_failures = 0
@@ -161,12 +166,17 @@ class Agent:
             case Generated() | GenerationFailed() | GenerationProgressed():
                 self._handle_generation(event, now_ms)
             case AuditDone(submission, finding):
-                self._queue_verdict(self.audits.finish(submission, finding), finding)
+                finished = self.audits.finish(submission, finding)
+                self._queue_entries([finished] if finished is not None else [])
             case AuditFailed(submission):
                 self.audits.retry_later(submission, self._server_ms(now_ms))
             case SlashReported(submission, appeal_until_ms, is_own):
                 if is_own or self.leases.has_submitted(submission):
                     self._queue_appeal(submission, appeal_until_ms)
+            case HeadCosigned(cosigned):
+                # At once: it counts only if it arrives before the round that the head waits for.
+                self._cosigned = cosigned
+                self._heartbeat_due_ms = now_ms
             case StakeMissing(amount_nano):
                 self._membership.set_missing_stake(amount_nano)
             case HoldChanged(reason):
@@ -196,12 +206,7 @@ class Agent:
             self._queue_registration(now_ms)
         self.leases.answers = {answer.lease: answer for answer in state.answers}
         self.leases.returned = {p.entry.lease for p in state.pending if isinstance(p.entry, LeaseEnded)}
-        for pending in state.pending:
-            match pending.entry:
-                case VerdictGiven(receipt=receipt):
-                    self.audits.mark_done(receipt.submission)
-                case Inspected(submission=name):
-                    self.audits.mark_done(name)
+        self.audits.restore(state)
         # Nodes that start together, after a power cut or an upgrade, must not all send at the same moment.
         self._heartbeat_due_ms = now_ms + int(self._rng.random() * backoff_ms(0, self._rng))
 
@@ -214,7 +219,10 @@ class Agent:
             self._handle_lease_reply(reply, now_ms)
         elif request == self._entry_request:
             self._entry_request = None
-            self._finish_entry(self._outbox.pop(), None, now_ms)
+            pending = self._outbox.pop()
+            self._finish_entry(pending, None, now_ms)
+            if isinstance(pending.entry, VerdictCommitted) and reply.can_reveal:
+                self._queue_entries(self.audits.take_revealed([pending.entry.submission]))
 
     def _handle_refusal(self, request: int, refusal: Refusal | None, now_ms: int) -> None:
         """`refusal` is None where no answer came."""
@@ -241,13 +249,18 @@ class Agent:
         self._membership.is_known = True
         self._heartbeat_due_ms = now_ms + int(reply.next_heartbeat_ms * (0.8 + 0.2 * self._rng.random()))
         self._clock_offset_ms = reply.now_ms - (self._heartbeat_sent_ms + now_ms) // 2
+        if reply.updates:
+            self._updates_seen = reply.updates[-1].number
         if reply.head:
             self._effects.append(CheckTreeHead(reply.head))
+        if reply.witness:
+            self._effects.append(CosignTreeHead(reply.witness))
         if reply.weights is not None:
             self._apply_weights(reply.weights, reply.lag_max, now_ms)
         if self._is_worker:
             self._effects += self.leases.reconcile(reply.leases, self._heartbeat_sent_ms, now_ms)
         self.audits.reconcile(reply.audits)
+        self._queue_entries(self.audits.take_revealed(reply.reveals))
         self._membership.is_staked = self._membership.is_staked or bool(reply.leases or reply.audits)
         self._apply_command(reply.command, now_ms)
 
@@ -321,6 +334,11 @@ class Agent:
                 self._heartbeat_due_ms = now_ms
             case Staked():
                 self._membership.is_staked = refusal is None
+            case VerdictCommitted(submission=name) if refusal is not None:
+                self.audits.committed.pop(name, None)
+            case VerdictGiven() if refusal is not None and refusal.field == "commitment":
+                # The coordinator lost the last commitment of the round in a crash: it will come again.
+                self.audits.keep_committed(pending)
             case Submitted() if refusal is not None and refusal.field != "receipt.lease":
                 # The lease is still open, and this node never gives a second answer to it.
                 self._return_lease(LeaseEnded(lease=entry.receipt.lease, reason="its file was refused"), now_ms)
@@ -348,10 +366,6 @@ class Agent:
         if entry is not None:
             deadline_ms = self.leases.answers[entry.receipt.lease].deadline_ms
             self._queue_entry(entry, deadline_ms, entry.receipt.file_digest, self._profile.run)
-
-    def _queue_verdict(self, judged: tuple[VerdictGiven | Inspected, int] | None, finding: AuditFinding) -> None:
-        if judged is not None:
-            self._queue_entry(*judged, file=finding.evidence if finding.has_bundle else None, run=self._profile.run)
 
     def _queue_appeal(self, submission: Digest, appeal_until_ms: int) -> None:
         """Appeals once, and only for a file that this node has submitted."""
@@ -381,19 +395,31 @@ class Agent:
         self._queue_entries(
             self._membership.make_stake(self._outbox.list_entries(), now_ms, server_ms + REGISTRATION_TTL_MS)
         )
+        self._outbox.release_held(now_ms)
         if self._entry_request is None and self._outbox.drop_stale(server_ms):
             self._is_dirty = True
+        self._is_dirty |= self.audits.drop_expired(server_ms)
         if self._is_dirty:
             self._is_dirty = False
             answers = tuple(self.leases.answers.values())
             member = self._membership
             self._effects.append(
-                SaveState(SavedState(self._outbox.list_entries(), answers, member.is_staked, member.registered))
+                SaveState(
+                    SavedState(
+                        self._outbox.list_entries(),
+                        answers,
+                        member.is_staked,
+                        member.registered,
+                        tuple(self.audits.committed.values()),
+                    )
+                )
             )
         ask_ms = self._next_lease_request_ms(now_ms) if self._lease_request is None else NEVER_MS
         self._send_due(now_ms, ask_ms)
         end = self.control.find_stop_reason(
-            now_ms, is_idle=not self.is_busy and self._lease_request is None, is_outbox_empty=not self._outbox
+            now_ms,
+            is_idle=not self.is_busy and self._lease_request is None,
+            is_outbox_empty=not self._outbox and not self.audits.committed,
         )
         if end is not None:
             self._effects.append(Stop(end))
@@ -410,8 +436,13 @@ class Agent:
         if self._heartbeat_request is None and now_ms >= self._heartbeat_due_ms:
             self._heartbeat_sent_ms = now_ms
             heartbeat = Heartbeat(
-                activity=self.activity, checkpoint_step=self.leases.newest_checkpoint, head_size=self._head_size
+                activity=self.activity,
+                checkpoint_step=self.leases.newest_checkpoint,
+                head_size=self._head_size,
+                cosigned=self._cosigned,
+                updates_seen=self._updates_seen,
             )
+            self._cosigned = None
             self._heartbeat_request = self._send(heartbeat, self._profile.run)
 
     def _send(self, message: Any, run: RunId | None, file: Digest | None = None) -> int:
@@ -439,6 +470,7 @@ class Agent:
             wake_ms = min(wake_ms, ask_ms)
         if self._entry_request is None and self._outbox:
             wake_ms = min(wake_ms, self._outbox.due_ms)
+        wake_ms = min(wake_ms, *(due_ms for due_ms, _ in self._outbox.list_held()), NEVER_MS)
         deadline_ms = self.leases.next_deadline_ms()
         if deadline_ms is not None:
             wake_ms = min(wake_ms, deadline_ms - self._clock_offset_ms)
@@ -458,6 +490,10 @@ class Agent:
     def is_busy(self) -> bool:
         """It holds leases or runs audits."""
         return bool(self.leases.open) or self.audits.is_busy
+
+    def list_held(self) -> tuple[tuple[int, PendingEntry], ...]:
+        """Entries that the log takes only later, and when."""
+        return self._outbox.list_held()
 
     def _server_ms(self, now_ms: int) -> int:
         return now_ms + self._clock_offset_ms

@@ -9,17 +9,31 @@ Sending is the outbox's.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from prime_node.agent.events import Audit, AuditFinding, CancelGeneration, Effect, FinishedFile, Generate, LeaseAnswer
+from prime_node.agent.events import (
+    Audit,
+    AuditFinding,
+    CancelGeneration,
+    Effect,
+    FinishedFile,
+    Generate,
+    LeaseAnswer,
+    PendingEntry,
+    SavedState,
+)
+from prime_protocol.constants import REVEAL_MS
 from prime_protocol.ledger.entries import (
     OUTCOME_NUMBER,
     Inspected,
-    InspectedVerdict,
     LeaseEnded,
     LeaseGranted,
+    RulingGiven,
     Submitted,
+    VerdictCommitted,
     VerdictGiven,
 )
-from prime_protocol.wire.ids import Digest, NetworkId, RunId, Step
+from prime_protocol.ledger.entry_values import InspectedVerdict
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.ids import Digest, NetworkId, RunId, Step, hash_bytes
 from prime_protocol.wire.messages import AuditTask, CheckpointRef
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import Domain, VerdictReceipt, compute_receipt_id, sign_document
@@ -143,8 +157,8 @@ class LeaseAssignments:
                 returned.append(LeaseEnded(lease=lease.lease, reason=reason))
                 self._lower_slot_estimate()
                 continue
-            step = self._checkpoint_for(lease.step)
-            if step is None or lease.step not in self._beacons:
+            step = lease.checkpoint_step
+            if step not in self.checkpoints or lease.step not in self._beacons:
                 break
             held.started_ms = now_ms
             effects.append(Generate(lease, step, self.checkpoints[step], self._beacons[lease.step]))
@@ -156,11 +170,9 @@ class LeaseAssignments:
             return "it would take longer than the deadline allows"
         if lease.step not in self._beacons and self._beacons and lease.step < max(self._beacons):
             return "its step had ended before this node knew its beacon"
+        if lease.checkpoint_step not in self.checkpoints and lease.checkpoint_step < self.newest_checkpoint:
+            return f"this node has loaded a newer checkpoint than {lease.checkpoint_step}"
         return ""
-
-    def _checkpoint_for(self, step: Step) -> Step | None:
-        fit = [held for held in self.checkpoints if step - self.lag_max <= held <= step]
-        return max(fit, default=None)
 
     def would_miss_deadline(self, number: int, *, rows_done: int, rows: int, now_ms: int, server_ms: int) -> bool:
         """Whether the lease that is being generated cannot be finished in time."""
@@ -207,7 +219,7 @@ class LeaseAssignments:
 
     def _lower_slot_estimate(self) -> None:
         """Call it after returning a lease that was not started. The first estimate may include the engine's start; a
-        node that never corrects it would return every lease for ever."""
+        node that never corrects it would return every lease."""
         if self._slot_ms is not None:
             self._slot_ms *= THROUGHPUT_DECAY
 
@@ -239,9 +251,12 @@ class AuditAssignments:
         self._waiting: dict[Digest, AuditTask] = {}
         self._running: dict[Digest, AuditTask] = {}
         self._done: dict[Digest, None] = {}
+        self.committed: dict[Digest, PendingEntry] = {}
+        """Verdicts that the log has the digest of, or will have: they are sent when the coordinator says so."""
         self.verdicts_given = 0
         self.inspections_given = 0
-        """Both since this process started."""
+        self.rulings_given = 0
+        """All since this process started."""
         self._failed: dict[Digest, tuple[int, int]] = {}
         """How often an audit failed, and when to retry it."""
 
@@ -252,6 +267,17 @@ class AuditAssignments:
     def list_open(self) -> list[AuditTask]:
         """The running ones first."""
         return [*self._running.values(), *self._waiting.values()]
+
+    def restore(self, state: SavedState) -> None:
+        """Continue after a restart: no verdict that was signed is made again."""
+        for pending in (*state.pending, *state.committed):
+            match pending.entry:
+                case VerdictGiven(receipt=receipt):
+                    self.mark_done(receipt.submission)
+                case Inspected(submission=name) | RulingGiven(submission=name):
+                    self.mark_done(name)
+        for pending in state.committed:
+            self.keep_committed(pending)
 
     def reconcile(self, tasks: Iterable[AuditTask]) -> None:
         """Follows the coordinator's list, which may be older than the last verdicts."""
@@ -274,17 +300,49 @@ class AuditAssignments:
                 effects.append(Audit(task))
         return effects
 
-    def finish(self, submission: Digest, finding: AuditFinding) -> tuple[VerdictGiven | Inspected, int] | None:
-        """The entry to send and until when it counts; None for an audit that is not running."""
+    def finish(self, submission: Digest, finding: AuditFinding) -> PendingEntry | None:
+        """The entry to send; None for an audit that is not running. A verdict that is committed first is kept here.
+
+        The evidence goes with the commitment: it is large, and the time to give a committed verdict is short. Its
+        digest, without which it cannot be fetched, is told with the verdict.
+        """
         task = self._running.pop(submission, None)
         if task is None:
             return None
         self.mark_done(submission)
         if task.readers:
             self.inspections_given += 1
-            return self._make_inspection(task, finding), task.deadline_ms
-        self.verdicts_given += 1
-        return self._make_verdict(task, finding), task.deadline_ms
+            return PendingEntry(self._make_inspection(task, finding), self._run, task.deadline_ms)
+        if task.is_ruling:
+            self.rulings_given += 1
+            ruling = RulingGiven(
+                submission=task.submission, outcome=finding.outcome, evidence=finding.evidence, reason=finding.reason
+            )
+            return PendingEntry(ruling, self._run, task.deadline_ms, finding.evidence if finding.has_bundle else None)
+        verdict, file = self._make_verdict(task, finding), finding.evidence if finding.has_bundle else None
+        if not task.commit:
+            self.verdicts_given += 1
+            return PendingEntry(verdict, self._run, task.deadline_ms, file)
+        self.keep_committed(PendingEntry(verdict, self._run, task.deadline_ms + REVEAL_MS))
+        commitment = VerdictCommitted(submission=submission, commitment=hash_bytes(encode(verdict)))
+        return PendingEntry(commitment, self._run, task.deadline_ms, file)
+
+    def take_revealed(self, names: Iterable[Digest]) -> list[PendingEntry]:
+        """The committed verdicts on these submissions, to be sent now."""
+        revealed = [self.committed.pop(name) for name in names if name in self.committed]
+        self.verdicts_given += len(revealed)
+        return revealed
+
+    def keep_committed(self, pending: PendingEntry) -> None:
+        """Keep a verdict until the coordinator says that it may be given."""
+        self.committed[pending.entry.receipt.submission] = pending
+
+    def drop_expired(self, server_ms: int) -> bool:
+        """Forget committed verdicts whose round is over; whether there was any."""
+        late = [name for name, pending in self.committed.items() if server_ms > pending.until_ms]
+        for name in late:
+            del self.committed[name]
+        return bool(late)
 
     def _make_inspection(self, task: AuditTask, finding: AuditFinding) -> Inspected:
         seen = [
@@ -310,6 +368,8 @@ class AuditAssignments:
             reason=finding.reason,
             metrics=finding.metrics,
             read_proof=finding.read_proofs.get(self._key.node, b""),
+            blocks_read=finding.blocks_read,
+            bets=finding.bets,
         )
 
     def retry_later(self, submission: Digest, server_ms: int) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from prime_protocol.ledger.entries import LeaseGranted, Metric, NodeRegistered, Outcome
+from prime_protocol.ledger.entries import LeaseGranted, NodeRegistered, Outcome
+from prime_protocol.ledger.entry_values import Metric
 from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
-from prime_protocol.wire.messages import AuditTask, CheckpointRef
+from prime_protocol.wire.messages import AuditTask, CheckpointRef, Cosigned
 from prime_protocol.wire.rpc import Refusal
 from prime_protocol.wire.typed_data import SubmissionReceipt
 
@@ -46,6 +47,12 @@ class SavedState:
     is_staked: bool = False
     registered: NodeRegistered | None = None
     """The registration that the log has taken last."""
+    committed: tuple[PendingEntry, ...] = ()
+    """Verdicts that are committed and may not be given yet."""
+
+    def list_files(self) -> set[Digest]:
+        """The files that entries wait to upload."""
+        return {entry.file for entry in self.pending if entry.file is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +91,10 @@ class AuditFinding:
     """`evidence` is a file on this disk, to be uploaded before the verdict is sent."""
     read_proofs: Mapping[NodeId, bytes] = field(default_factory=dict)
     """This node's own, or those of the readers that an inspection is about; empty where the model was not needed."""
+    blocks_read: int = 0
+    """Blocks from the start that convict, where reading stopped there; 0: the whole file, or no model was needed."""
+    bets: tuple[int, ...] = ()
+    """What the file weighs under each bet."""
 
 
 # --- Events ---------------------------------------------------------------------------------------------------------
@@ -173,6 +184,13 @@ class SlashReported:
 
 
 @dataclass(frozen=True, slots=True)
+class HeadCosigned:
+    """This node has verified a head that it was asked to witness, and cosigned it."""
+
+    cosigned: Cosigned
+
+
+@dataclass(frozen=True, slots=True)
 class StakeMissing:
     """The run requires this much more stake than the log shows for this node; 0: no more."""
 
@@ -215,6 +233,7 @@ Event = (
     | AuditFailed
     | SlashReported
     | StakeMissing
+    | HeadCosigned
     | HoldChanged
     | DrainRequested
     | StopRequested
@@ -275,6 +294,13 @@ class CheckTreeHead:
 
 
 @dataclass(frozen=True, slots=True)
+class CosignTreeHead:
+    """The coordinator asks this validator to witness a head: verify it as any other, then cosign it."""
+
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Nothing is left to do: end the process."""
 
@@ -282,4 +308,4 @@ class Stop:
     """Empty where the owner asked for it."""
 
 
-Effect = Send | LoadWeights | Generate | CancelGeneration | Audit | SaveState | CheckTreeHead | Stop
+Effect = Send | LoadWeights | Generate | CancelGeneration | Audit | SaveState | CheckTreeHead | CosignTreeHead | Stop

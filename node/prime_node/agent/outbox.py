@@ -1,12 +1,15 @@
 """The queue of entries that this node sends to the log, and the entries about itself: registration and stake. Pure.
 
+The log limits how often a key may write about itself. An entry that has to wait for that is held back, and the others
+pass it: work goes on, under the old registration where there is one.
+
 Entries are sent one at a time, in order, each until it is answered: the log takes an author's entries only with rising
 sequence numbers, so that of two in flight the later could overtake the earlier, which would then be refused.
 """
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 
 from prime_node.agent.events import PendingEntry
@@ -50,19 +53,30 @@ def backoff_ms(attempts: int, rng: Random) -> int:
 
 
 class Outbox:
-    """First in, first out."""
+    """First in, first out, but for entries that are held back."""
 
     def __init__(self, entries: Iterable[PendingEntry] = ()) -> None:
         self._entries = deque(entries)
+        self._held: list[tuple[int, PendingEntry]] = []
+        """Entries that a limit refuses for long, and when each may be sent again."""
         self._attempts = 0
         self.due_ms = 0
         """When the first entry may be sent; meaningless while it is in flight."""
 
     def __len__(self) -> int:
+        """Without what is held back: a node that stops does not wait for that."""
         return len(self._entries)
 
     def list_entries(self) -> tuple[PendingEntry, ...]:
-        return tuple(self._entries)
+        return (*self._entries, *(entry for _, entry in self._held))
+
+    def list_held(self) -> tuple[tuple[int, PendingEntry], ...]:
+        return tuple(self._held)
+
+    def release_held(self, now_ms: int) -> None:
+        """Queue again what may be sent now."""
+        self._entries.extend(entry for due_ms, entry in self._held if due_ms <= now_ms)
+        self._held = [(due_ms, entry) for due_ms, entry in self._held if due_ms > now_ms]
 
     def push(self, entry: PendingEntry) -> None:
         self._entries.append(entry)
@@ -84,7 +98,13 @@ class Outbox:
         return self._entries.popleft()
 
     def schedule_retry(self, now_ms: int, rng: Random, retry_after_ms: int = 0) -> None:
-        """The first entry has to be sent again."""
+        """The first entry has to be sent again; after a long wait the others go first."""
+        if retry_after_ms > BACKOFF_MS_MAX:
+            entry = self.pop()
+            due_ms = now_ms + retry_after_ms + backoff_ms(0, rng)
+            # The time for which it is held back does not count.
+            self._held.append((due_ms, replace(entry, until_ms=entry.until_ms + retry_after_ms)))
+            return
         self.due_ms = now_ms + retry_after_ms + backoff_ms(self._attempts, rng)
         self._attempts += 1
 
@@ -103,6 +123,8 @@ class NodeProfile:
     network: NetworkId
     run: RunId
     roles: tuple[Role, ...]
+    runs_audited: tuple[RunId, ...] = ()
+    """Sorted: the runs that a validator registers for. Empty: its own run alone."""
     hardware: str = ""
     addresses: tuple[str, ...] = ()
     """Where others fetch weights from this node; empty: outbound only."""
@@ -113,6 +135,8 @@ class NodeProfile:
     """As measured on this machine."""
     audits_at_once: int = 1
     domain: Domain = EMBEDDED_DOMAIN
+    witness_key: bytes = b""
+    """Public key with which this node cosigns tree heads as a validator."""
 
 
 class Membership:
@@ -123,7 +147,14 @@ class Membership:
         self._delegation = profile.delegation
         self._stake_nano = profile.stake_nano
         self._stake_ms = 0
-        self.registration = NodeRegistered(roles=profile.roles, hardware=profile.hardware, addresses=profile.addresses)
+        is_validator = Role.VALIDATOR in profile.roles
+        self.registration = NodeRegistered(
+            roles=profile.roles,
+            hardware=profile.hardware,
+            addresses=profile.addresses,
+            runs=(profile.runs_audited or (profile.run,)) if is_validator else (),
+            witness_key=profile.witness_key if is_validator else b"",
+        )
         self.registered: NodeRegistered | None = None
         """The registration that the log has, as far as this node knows."""
         self.is_known = False

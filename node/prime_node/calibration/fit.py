@@ -15,6 +15,9 @@ measured values are fitted, and the fit is extrapolated to the stated chance:
   evidence against its author by at most 1 on average. That makes the evidence a fair bet against an honest author; few
   completions, or outliers beyond a normal distribution, widen it more.
 
+- The margins of a completion: how many tokens lose, and the mean of an exponential distribution of by how much. Both
+  are widened in the same way, until no bet on margins gains on average.
+
 Each estimate is taken at its upper confidence limit, and the worst pair of machines decides.
 """
 
@@ -33,12 +36,14 @@ from prime_protocol.constants import (
     FAR_BEYOND_FACTOR,
     LOGPROB_ERROR_MAX,
     MARGIN_MAX,
+    MARGIN_RATE_MAX,
     NOISE_SHIFT,
     TOLERANCE_NUMBER_MAX,
     TOPLOC_K,
 )
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.evidence import compute_noise
+from prime_protocol.proofs.margin_noise import compute_bets, compute_edit_weight
 from prime_protocol.proofs.tolerance import MANTISSA_ERROR_NONE, Precision, Tolerance
 
 FloatArray = NDArray[np.float64]
@@ -110,6 +115,8 @@ class PairNoise:
     tokens: FloatArray
     margin_maxima: FloatArray
     margin_sums: FloatArray
+    losers: FloatArray
+    """Tokens that are not the replayed winner."""
     logprob_maxima: FloatArray
     logprob_sums: FloatArray
     rows: tuple[RowMeasurement, ...]
@@ -139,6 +146,7 @@ def collect_noise(pairing: str, rows: Sequence[RowMeasurement]) -> PairNoise:
         tokens=np.array([row.tokens for row in rows], float),
         margin_maxima=np.array([row.margin_max for row in rows], float),
         margin_sums=np.array([row.margin_sum for row in rows], float),
+        losers=np.array([sum(span.losers for span in row.spans) for row in rows], float),
         logprob_maxima=np.array([row.logprob_error_max for row in rows], float),
         logprob_sums=np.array([row.logprob_error_sum for row in rows], float),
         rows=tuple(rows),
@@ -179,22 +187,28 @@ def fit_tolerance(
             max(bound_mean(noise.tokens, noise.logprob_sums, logprob, target) for noise in noises)
         ),
         **usual,
+        **fit_margins(noises, target),
         **fit_noise([collect_completion_noise(noise.rows, Tolerance(**usual)) for noise in noises], z=target.z),
     )
 
 
 def fit_usual(noises: Sequence[PairNoise], target: CalibrationTarget) -> dict[str, Any]:
-    """Values above all but a few honest chunks, in every pair. Only whole chunks count: short ones vary more."""
+    """Values above all but a few honest chunks, in every pair. Means and proofs are judged in whole chunks only, since
+    short ones vary more; the largest margin and log-prob error in all, and answers may be too short for whole ones.
+    """
 
     def find(name: str, floor: float) -> float:
         return max(floor, *(bound_usual(getattr(noise, name)[noise.is_whole], target) for noise in noises))
 
+    def find_largest(name: str) -> float:
+        return max(find(name, ERROR_FLOOR), *(bound_usual(getattr(noise, name), target) for noise in noises))
+
     return {
         "exponent_mismatches_usual": min(math.ceil(find("exponents", 0)), TOPLOC_K - 1),
         "mantissa_error_mean_usual": round_up(find("mantissa_means", MANTISSA_FLOOR)),
-        "margin_usual": round_up(find("chunk_margins", ERROR_FLOOR)),
+        "margin_usual": round_up(find_largest("chunk_margins")),
         "margin_mean_usual": round_up(find("chunk_margin_means", ERROR_FLOOR / 10)),
-        "logprob_error_usual": round_up(find("chunk_logprobs", ERROR_FLOOR)),
+        "logprob_error_usual": round_up(find_largest("chunk_logprobs")),
         "logprob_error_mean_usual": round_up(find("chunk_logprob_means", ERROR_FLOOR / 10)),
     }
 
@@ -324,6 +338,49 @@ def bound_mean(tokens: FloatArray, sums: FloatArray, largest: float, target: Cal
     sure = mean + target.z * math.sqrt(variance / tokens.sum())
     strength = -math.log(target.false_rejects) / target.file_tokens
     return min(sure + math.sqrt(2 * variance * strength) + 2 / 3 * largest * strength, largest)
+
+
+# --- Margins of whole completions ------------------------------------------------------------------------------------
+
+
+def fit_margins(noises: Sequence[PairNoise], target: CalibrationTarget) -> dict[str, Any]:
+    """How many tokens lose and by how much, at bounds at which no bet gains on honest completions of any pair.
+
+    A token loses where the errors of two scores exceed the gap between them, so where few tokens lost, the errors of
+    log-probs say by how much they may. The tail needs no fit: rounding errors have lighter ones than exponential, and
+    a completion weighs no more than can be verified here.
+    """
+    rate = min(max(bound_rate(noise.tokens, noise.losers, target.z) for noise in noises), MARGIN_RATE_MAX)
+    scale = max(ERROR_FLOOR / 10, *(bound_loss(noise, target.z) for noise in noises))
+    found = Tolerance(margin_rate=round_up(rate), margin_scale=round_up(scale))
+    while any(bound_margin_factor(noise, found, target.z) > 1 for noise in noises):
+        rate, scale = min(rate * WIDEN_FACTOR, MARGIN_RATE_MAX), scale * WIDEN_FACTOR
+        found = Tolerance(margin_rate=round_up(rate), margin_scale=round_up(scale))
+    return {"margin_rate": found.margin_rate, "margin_scale": found.margin_scale}
+
+
+def bound_rate(tokens: FloatArray, losers: FloatArray, z: float) -> float:
+    """Share of tokens that lose, with one more than were seen. Those of a completion go together."""
+    mean = (losers.sum() + 1) / tokens.sum()
+    spread = math.sqrt(float(((losers - mean * tokens) ** 2).sum())) / tokens.sum()
+    return float(mean + z * max(spread, math.sqrt(mean / tokens.sum())))
+
+
+def bound_loss(noise: PairNoise, z: float) -> float:
+    """Mean margin of the tokens that lose, or twice the mean error of a log-prob where that is more."""
+    losers = max(1.0, float(noise.losers.sum()))
+    mean = float(noise.margin_sums.sum()) / losers * (1 + z / math.sqrt(losers))
+    return max(mean, 2 * float(noise.logprob_sums.sum() / noise.tokens.sum()))
+
+
+def bound_margin_factor(noise: PairNoise, tolerance: Tolerance, z: float) -> float:
+    """The factor by which a completion multiplies the evidence on average, at its upper confidence limit, in the bet
+    that gains most.
+    """
+    columns = zip(noise.tokens, noise.losers, noise.margin_sums, strict=True)
+    bets = [compute_bets(int(tokens), int(losers), total, tolerance) for tokens, losers, total in columns]
+    tests = [*zip(*bets, strict=True), [compute_edit_weight(each) / 10 for each in bets]]
+    return max(bound_sample_mean(10 ** np.array(test, float), z) for test in tests)
 
 
 # --- Noise of whole completions --------------------------------------------------------------------------------------

@@ -15,6 +15,8 @@ from prime_node.calibration.fit import (
 from prime_protocol.proofs.tolerance import Tolerance
 from prime_runtime.settings.flags import render_config
 
+CALIBRATION_CHARS_MAX = 200
+"""As a run's terms allow."""
 COLUMNS = (
     "wrote → read",
     "chunks",
@@ -34,6 +36,10 @@ COLUMNS = (
 class CalibratedTerms:
     """The part of a run's terms that is calibrated."""
 
+    calibration: str
+    """On what the tolerance was measured."""
+    calibrated_at_ms: int
+    """When, in Unix milliseconds."""
     tolerance: Tolerance
 
 
@@ -75,6 +81,8 @@ def list_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) -> list[list[
         "logprob_error_usual": max(noise.chunk_logprobs.max() for noise in noises),
         "logprob_error_mean_usual": max(noise.chunk_logprob_means.max() for noise in noises),
     }
+    seen["margin_rate"] = max(noise.losers.sum() / noise.tokens.sum() for noise in noises)
+    seen["margin_scale"] = max(noise.margin_sums.sum() / max(1.0, noise.losers.sum()) for noise in noises)
     seen |= list_completion_bounds(tolerance, noises)
     return [[name, f"{value:.3g}", f"{getattr(tolerance, name):g}"] for name, value in seen.items()]
 
@@ -92,7 +100,9 @@ def list_completion_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) ->
     }
 
 
-def render_toml(tolerance: Tolerance, target: CalibrationTarget, noises: Sequence[PairNoise], *, model: str) -> str:
+def render_toml(
+    tolerance: Tolerance, target: CalibrationTarget, noises: Sequence[PairNoise], *, model: str, at_ms: int
+) -> str:
     """For `prime-coordinator run create --terms`."""
     chunks = sum(len(noise.exponents) for noise in noises)
     head = (
@@ -102,4 +112,6 @@ def render_toml(tolerance: Tolerance, target: CalibrationTarget, noises: Sequenc
         f"# confidence of {target.confidence:g}. Means hold for files of {target.file_tokens} tokens or more.\n\n"
     )
     names = [f"tolerance.{field.name}" for field in fields(Tolerance)]
-    return head + render_config(CalibratedTerms(tolerance=tolerance), always=names).lstrip("\n")
+    name = f"{model}, {tolerance.precision}, {chunks} chunks, {len(noises)} pairings"[:CALIBRATION_CHARS_MAX]
+    terms = CalibratedTerms(calibration=name, calibrated_at_ms=at_ms, tolerance=tolerance)
+    return head + render_config(terms, always=names).lstrip("\n")

@@ -14,7 +14,8 @@ EXIT_CODES = """exit codes:
   0    done, or stopped as asked
   1    refused, and the text says why and what to do
   2    wrong command line
-  3    a check found something: doctor, audit
+  3    a check found something: doctor, audit, challenge --dry-run; status, accusations, start: the coordinator broke
+       a rule
   4    the node is not running, or does not answer
   130  interrupted"""
 FOLDER = Path("~/prime-node")
@@ -35,7 +36,12 @@ COMMON_SETTINGS = {
 """Flags that `start --help` shows, by group; `--help-all` shows the others too."""
 
 
-def build_parser(settings: SettingsHelp = SettingsHelp.NONE) -> argparse.ArgumentParser:
+def build_parser(settings: SettingsHelp = SettingsHelp.NONE, command: str = "") -> argparse.ArgumentParser:
+    """With `command`, the settings of other commands may be left out: making flags takes time."""
+
+    def choose(*names: str) -> SettingsHelp:
+        return settings if command in ("", *names) else SettingsHelp.NONE
+
     parser = argparse.ArgumentParser(
         prog="prime-node",
         description="Lend a machine to a training run.",
@@ -46,13 +52,13 @@ def build_parser(settings: SettingsHelp = SettingsHelp.NONE) -> argparse.Argumen
     # Flags that both a command and its action take are absent unless given: an action's default would win otherwise.
     parser.set_defaults(folder=None, json=False, key=None, key_password_file=None, rpc_url=None)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _add_lifecycle(commands, settings)
-    _add_inspection(commands, settings)
+    _add_lifecycle(commands, choose("init", "start"))
+    _add_inspection(commands, choose("doctor"))
     _add_audit(commands)
     _add_keys(commands)
     _add_stake(commands)
-    _add_calibrate(commands, settings)
-    _add_maintenance(commands, settings)
+    _add_calibrate(commands, choose("calibrate"))
+    _add_maintenance(commands, choose("config"))
     return parser
 
 
@@ -117,6 +123,15 @@ def _add_inspection(commands: Group, settings: SettingsHelp) -> None:
     )
     rollouts.add_argument("id", nargs="?", metavar="ID", help="a submission or lease, to show all that is known of it")
     rollouts.add_argument("--limit", type=int, default=20, metavar="N", help="rows to show (default 20)")
+    accusations = _command(
+        commands,
+        "accusations",
+        "status:show_accusations",
+        "list evidence that the coordinator broke a rule; or let the node work again",
+        has_json=True,
+    )
+    actions = accusations.add_subparsers(dest="action", metavar="ACTION")
+    _command(actions, "acknowledge", "status:acknowledge", "you have read them all: the node takes work again")
     doctor = _with_settings(
         commands,
         "doctor",
@@ -139,6 +154,14 @@ def _add_audit(commands: Group) -> None:
     audit.add_argument("--weights", type=Path, help="checkpoint folder. Default: the node's own copy.")
     audit.add_argument("--file", type=Path, help="rollout file, where it is too large for its bundle")
     audit.add_argument("--dataset", type=Path, help="problem file of the run's task set, where it has one")
+    audit.add_argument(
+        "--file-finding",
+        action="store_true",
+        help="if the submission is fraudulent, file a finding with the bond that the run's terms require",
+    )
+    audit.add_argument("--force", action="store_true", help="file the finding though this machine finds no fraud")
+    audit.add_argument("--key", type=Path, help="keystore file of the account that files it. Default: the node's.")
+    _add_password(audit)
 
 
 def _add_keys(commands: Group) -> None:
@@ -201,7 +224,22 @@ def _add_stake(commands: Group) -> None:
     appeal = _command(commands, "appeal", "stake:appeal", "appeal a slash, with the bond that the run's terms require")
     appeal.add_argument("submission", metavar="SUBMISSION", help="id of the slashed submission")
     appeal.add_argument("--reason", default="", help="text for the public log")
-    for action in (stake, add, remove, release, unstake, withdraw, claim, appeal):
+    challenge = _command(
+        commands,
+        "challenge",
+        "challenge:challenge",
+        "compare the chain's pending payout roots with the log, and vote against a wrong one",
+    )
+    challenge.add_argument(
+        "--mirror", type=Path, help="copy of the log to replay. Default: what the coordinator serves."
+    )
+    challenge.add_argument("--dry-run", action="store_true", help="compare only; exits with 3 if a root is wrong")
+    challenge.add_argument(
+        "--unverified",
+        action="store_true",
+        help="vote against the oldest pending root without a replay, because the log is withheld or breaks its rules",
+    )
+    for action in (stake, add, remove, release, unstake, withdraw, claim, appeal, challenge):
         _add(action, "--key", type=Path, help="keystore file of the owner, if that is not the node itself")
         _add(
             action,

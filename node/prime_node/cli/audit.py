@@ -8,7 +8,7 @@ provides all inputs: the worker's signed receipt, the lease, the step's facts, t
 import asyncio
 import secrets
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from prime_node.cli.context import NodeCliContext, with_pins
+from prime_node.cli.stake import write_owner_entry
 from prime_node.config import NodeConfig
 from prime_node.jobs.examination import (
     BUNDLE_BYTES_MAX,
@@ -24,6 +25,7 @@ from prime_node.jobs.examination import (
     Examination,
     compare_metrics,
     decode_evidence,
+    encode_evidence,
     get_dataset_digest,
     replay_audit,
     verify_evidence_signature,
@@ -33,10 +35,10 @@ from prime_node.jobs.file_checks import Judgement
 from prime_node.log import public_api as public_log
 from prime_node.log.submission_tracker import fetch_receipt
 from prime_node.storage.node_folder import NodeFolder
-from prime_protocol.constants import DATASET_BYTES_MAX, ROLLOUT_FILE_BYTES_MAX
+from prime_protocol.constants import DATASET_BYTES_MAX, REASON_CHARS_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.entries import Outcome
-from prime_protocol.proofs.read_proofs import compute_read_proof_error, is_read_proof_refuted
+from prime_protocol.ledger.entries import FindingFiled, Outcome
+from prime_protocol.proofs.read_proofs import ReadCoverage, compute_read_proof_error, is_read_proof_refuted
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.wire.messages import STEP, AuditTask, StepReply, StepRequest
 from prime_protocol.wire.signing import WalletKey
@@ -44,11 +46,7 @@ from prime_protocol.wire.typed_data import Domain, SubmissionReceipt
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.client import HttpClient, open_client
 from prime_runtime.http.config import ServerAddress
-from prime_runtime.http.coordinator_api import JsonClient, NotFound, fetch_file, open_json_client
-
-PAGE_ROWS = 200
-PAGES_MAX = 50
-"""Leases of a node that are looked through for the one that was answered."""
+from prime_runtime.http.coordinator_api import NotFound, fetch_file, open_json_client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +55,7 @@ class LoggedVerdict:
 
     outcome: str
     read_proof: bytes
+    blocks_read: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +72,13 @@ async def fetch_submission(config: NodeConfig, name: Digest) -> SubmissionToAudi
     """From the coordinator; None if no submission has this id."""
     async with open_json_client(config.coordinator, config.authority) as api:
         try:
-            await api.get(f"/submissions/{name}")
+            view = await api.get(f"/submissions/{name}")
         except NotFound:
             return None
         receipt, _ = await fetch_receipt(api, name, config.signing_domain)
-        first_slot, slots = await _find_slots(api, receipt)
-        page = await api.get("/log/entries", kind="VerdictGiven", subject=str(name), limit=str(PAGE_ROWS))
-        verdicts = public_log.parse_answer("entries", page, parse_verdicts)
+        first_slot, slots, indexes = public_log.parse_answer("submission", view, parse_submission)
+        entries = [await api.get(f"/log/{index}") for index in indexes]
+        verdicts = public_log.parse_answer("entries", entries, parse_verdicts)
         told = public_log.parse_answer("status", await api.get("/status"), lambda status: str(status["coordinator"]))
     server = ServerAddress(config.coordinator, NodeId.parse(config.coordinator_id or told))
     task = AuditTask(
@@ -95,26 +94,12 @@ async def fetch_submission(config: NodeConfig, name: Digest) -> SubmissionToAudi
         first_slot=first_slot,
         slots=slots,
         deadline_ms=0,
-        readers=tuple(sorted(verdicts)),
+        readers=tuple(ReadCoverage(node, verdicts[node].blocks_read) for node in sorted(verdicts)),
     )
     verify_receipt(receipt, task)
     return SubmissionToAudit(
         receipt=receipt, task=task, facts=await _fetch_step_facts(config, server, receipt), verdicts=verdicts
     )
-
-
-async def _find_slots(api: JsonClient, receipt: SubmissionReceipt) -> tuple[int, int]:
-    """First slot and number of slots of its lease."""
-    query = {"kind": "LeaseGranted", "subject": str(receipt.node), "limit": str(PAGE_ROWS)}
-    for _ in range(PAGES_MAX):
-        page = await api.get("/log/entries", **query)
-        leases, cursor = public_log.parse_answer("entries", page, parse_leases)
-        if (receipt.run, receipt.lease) in leases:
-            return leases[receipt.run, receipt.lease]
-        if cursor is None:
-            break
-        query["cursor"] = cursor
-    raise LocalError(f"lease {receipt.lease} of {receipt.node} is not among its last {PAGES_MAX * PAGE_ROWS}")
 
 
 def open_anonymous_client(config: NodeConfig, network: str) -> AbstractAsyncContextManager[HttpClient]:
@@ -135,21 +120,25 @@ async def _fetch_step_facts(config: NodeConfig, server: ServerAddress, receipt: 
     return found
 
 
-def parse_leases(page: Mapping[str, Any]) -> tuple[dict[tuple[str, int], tuple[int, int]], str | None]:
-    """First slot and number of slots by run and lease, and the cursor of the next page."""
-    leases = {
-        (str(row["run"]), int(row["body"]["lease"])): (int(row["body"]["first_slot"]), int(row["body"]["slots"]))
-        for row in page["rows"]
-    }
-    return leases, public_log.parse_cursor(page)
+def parse_submission(view: Mapping[str, Any]) -> tuple[int, int, list[int]]:
+    """First slot, number of slots, and the indexes of the entries with its verdicts."""
+    summary = view["summary"]
+    return (
+        int(summary["first_slot"]),
+        int(summary["slots"]),
+        [int(verdict["summary"]["idx"]) for verdict in view["verdicts"]],
+    )
 
 
-def parse_verdicts(page: Mapping[str, Any]) -> dict[NodeId, LoggedVerdict]:
+def parse_verdicts(entries: Sequence[Mapping[str, Any]]) -> dict[NodeId, LoggedVerdict]:
+    bodies = [entry["body"] for entry in entries]
     return {
-        NodeId.parse(row["body"]["receipt"]["validator"]): LoggedVerdict(
-            outcome=str(row["body"]["outcome"]), read_proof=bytes.fromhex(row["body"]["read_proof"].removeprefix("0x"))
+        NodeId.parse(body["receipt"]["validator"]): LoggedVerdict(
+            outcome=str(body["outcome"]),
+            read_proof=bytes.fromhex(body["read_proof"].removeprefix("0x")),
+            blocks_read=int(body["blocks_read"]),
         )
-        for row in page["rows"]
+        for body in bodies
     }
 
 
@@ -211,7 +200,47 @@ EXIT_DISAGREES = 3
 
 
 def audit(context: NodeCliContext) -> int:
-    return asyncio.run(_audit(context))
+    return file_finding(context) if context.args.file_finding else asyncio.run(_audit(context))
+
+
+def file_finding(context: NodeCliContext) -> int:
+    """Check an accepted submission and, if it is fraudulent, say so in the log against a bond."""
+    entry, run = asyncio.run(_make_finding(context))
+    what = f"the finding about {entry.submission} is filed; drawn validators decide it"
+    return write_owner_entry(context, lambda node: entry, what, run=run)
+
+
+async def _make_finding(context: NodeCliContext) -> tuple[FindingFiled, RunId]:
+    config = with_pins(context.resolve({}).config)
+    found = await _find_subject(context, config)
+    if not isinstance(found, SubmissionToAudit):
+        raise LocalError("a validator has rejected this submission already; there is nothing to find")
+    examined = await _recompute(context, config, found.receipt.run, found.task, found.facts, b"")
+    judged = examined.judge()
+    print_submission(context, found, judged, examined.read_proofs)
+    check_finding(judged.outcome, is_forced=context.args.force)
+    bundle = encode_evidence(
+        network=config.network_id,
+        run=found.receipt.run,
+        task=found.task,
+        facts=found.facts,
+        file=b"",
+        signed=None,
+        examined=examined,
+        judged=judged,
+    )
+    evidence = Digest(sha256(bundle).digest())
+    path = config.folder / f"finding-{evidence.hex()}.evidence"
+    path.write_bytes(bundle)
+    context.screen.print_line(f"evidence: {path}. Others check it with: prime-node audit --bundle FILE")
+    reason = judged.reason[:REASON_CHARS_MAX]
+    return FindingFiled(submission=found.task.submission, evidence=evidence, reason=reason), found.receipt.run
+
+
+def check_finding(outcome: Outcome, *, is_forced: bool) -> None:
+    """A finding that judges do not agree with loses its bond."""
+    if outcome is not Outcome.FRAUDULENT and not is_forced:
+        raise LocalError(f"on this machine the file is {outcome}: a finding would lose its bond. --force files it")
 
 
 async def _audit(context: NodeCliContext) -> int:

@@ -24,6 +24,7 @@ from prime_node.engine.config import EngineConfig, EngineKind
 from prime_node.engine.interface import Sampling
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.proofs.tolerance import Precision
+from prime_runtime.clock import SystemClock
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.task_sets import open_task_set
 
@@ -47,7 +48,8 @@ def calibrate(context: NodeCliContext) -> int:
     screen = context.screen
     screen.show(screen.table(COLUMNS, list_noise(noises)))
     screen.show(screen.table(["bound", "largest seen", "value"], list_bounds(tolerance, noises)))
-    write_file(args.out, render_toml(tolerance, target, noises, model=f"the model files {model.digest}"))
+    measured = f"the model files {model.digest}"
+    write_file(args.out, render_toml(tolerance, target, noises, model=measured, at_ms=SystemClock().now_ms()))
     screen.print_line(f"written to {args.out}: prime-coordinator run create --terms {args.out} takes it")
     return 0
 
@@ -102,8 +104,8 @@ def task_prompts(model: ModelFiles, task_set: str) -> list[NDArray[np.int32]]:
         family = open_task_set(task_set)
     except RemoteError as error:
         raise LocalError(f"--task-set: {error}") from None
-    tasks = range(min(TASKS, family.size))
-    return [np.array(model.encode_prompt(family.make(task).prompt), np.int32) for task in tasks]
+    prompts = [family.make(task).prompt for task in range(min(TASKS, family.size))]
+    return [np.array(tokens, np.int32) for tokens in model.encode_prompts(prompts)]
 
 
 def parse_numbers(flag: str, text: str) -> list[int]:

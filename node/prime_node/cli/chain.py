@@ -11,10 +11,10 @@ from typing import Any
 from prime_node.cli.stake import fetch_stake, send_entry
 from prime_node.config import NodeConfig
 from prime_node.settlement.chain_session import ChainSession, open_chain_session
+from prime_node.settlement.challenges import fetch_payout_tree
 from prime_node.storage.node_folder import NodeFolder
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import Appealed, Released, Staked, Unbonded, Withdrawn
-from prime_protocol.ledger.payout_tree import PayoutTree
 from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import Consent, Domain, sign_document
@@ -163,7 +163,7 @@ class ChainStaking:
         if begun is not None:
             await self._log_claim(payer, begun, at.scale)
         epoch, root = await self._find_matured(chain, at)
-        tree = await self._fetch_tree(run, epoch, at.scale)
+        tree = await fetch_payout_tree(self._config, epoch, at.scale)
         if tree.root != root:
             raise LocalError(f"the coordinator's table of epoch {epoch} differs from the chain's: inform its operator")
         if account not in tree.cumulative:
@@ -197,13 +197,15 @@ class ChainStaking:
 
     async def _is_withdrawn(self, amount_nano: int, since_entry: int) -> bool:
         async with open_json_client(self._config.coordinator, self._config.authority) as client:
-            page = await client.get("/log/entries", kind="Withdrawn", author=str(self._owner.node))
-        return any(row["index"] >= since_entry and row["body"]["amount_nano"] == amount_nano for row in page["rows"])
+            await client.wait_for_index()
+            view = await client.get("/log", kind="Withdrawn", author=str(self._owner.node))
+            places = [row["idx"] for row in view["entries"]["rows"] if row["idx"] >= since_entry]
+            bodies = [(await client.get(f"/log/{place}"))["body"] for place in places]
+        return any(body["amount_nano"] == amount_nano for body in bodies)
 
     async def _log_size(self) -> int:
         async with open_json_client(self._config.coordinator, self._config.authority) as client:
-            newest, *_ = (await client.get("/log/entries"))["rows"]
-            return int(newest["index"]) + 1
+            return int((await client.get("/status"))["entries"])
 
     async def _appeal(self, purse: ChainSession, submission: Digest, reason: str) -> None:
         """Pay the bond to the court; the log's validators decide. If our entry is refused, the coordinator writes the
@@ -249,17 +251,6 @@ class ChainStaking:
         self._say("waiting until the coordinator has confirmed the deposit")
         async with open_json_client(self._config.coordinator, self._config.authority) as client:
             await wait_until_logged(client, reference, self._clock)
-
-    async def _fetch_tree(self, run: RunId, epoch: int, scale: int) -> PayoutTree:
-        async with open_json_client(self._config.coordinator, self._config.authority) as client:
-            answer = await client.get(f"/payouts/{run}/{epoch}")
-        try:
-            paid = {NodeId.parse(row["account"]): int(row["paid_nano"]) * scale for row in answer["paid"]}
-        except (KeyError, TypeError, ValueError) as error:
-            raise LocalError(f"the coordinator's answer is malformed: {error!r}") from None
-        if not paid:
-            raise LocalError(f"the coordinator's table of epoch {epoch} is empty")
-        return PayoutTree(paid)
 
     async def _log(self, entry: Any, what: str, run: RunId | None = None) -> None:
         """Send an entry to the log. LocalError if it is refused; what was done on the chain remains."""

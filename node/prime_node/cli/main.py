@@ -11,14 +11,14 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from prime_node.cli.arguments import WITH_SETTINGS, build_parser
-from prime_runtime.cli import choose_settings_help
+from prime_runtime.cli import choose_settings_help, find_command
 
 EXIT_REFUSED, EXIT_NOT_RUNNING, EXIT_INTERRUPTED = 1, 4, 130
 
 
 def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     words = sys.argv[1:] if argv is None else argv
-    return build_parser(choose_settings_help(words, WITH_SETTINGS)).parse_args(words)
+    return build_parser(choose_settings_help(words, WITH_SETTINGS), find_command(words)).parse_args(words)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -42,7 +42,7 @@ def show(context: NodeCliContext) -> int:
         ("minimum", f"{format_amount(facts['stake_min_nano'])} for {config.run}"),
         ("unbonding", format_amount(facts["unbonding_nano"])),
         ("balance", f"{format_amount(facts['balance_nano'])} of the owner"),
-        ("standing", f"{facts['standing']}" + (f": {facts['way_out']}" if not facts["works"] else "")),
+        ("eligibility", f"{facts['eligibility']}" + (f": {facts['remedy']}" if not facts["is_eligible"] else "")),
     ]
     context.screen.show(context.screen.key_value_table(lines))
     missing = facts["stake_min_nano"] - facts["stake_nano"]
@@ -160,13 +160,14 @@ async def send_entry(config: NodeConfig, key: WalletKey, entry: Any, run: RunId 
 async def fetch_stake(config: NodeConfig, node: NodeId) -> dict[str, Any]:
     async with open_json_client(config.coordinator, config.authority) as client:
         try:
+            await client.wait_for_index()
             detail = await client.get(f"/nodes/{node}")
             run = await client.get(f"/runs/{config.run}")
         except NotFound as error:
             raise LocalError(f"the coordinator does not know it yet: {error}. Start the node first") from None
     try:
         summary = detail["summary"]
-        standing = next(row for row in detail["standings"] if row["run"] == config.run)
+        eligibility = next(row for row in detail["work"]["eligibility"] if row["run"] == config.run)
         return {
             "node": str(node),
             "owner": str(summary["owner"]),
@@ -174,9 +175,9 @@ async def fetch_stake(config: NodeConfig, node: NodeId) -> dict[str, Any]:
             "stake_min_nano": int(run["terms"]["stake_min_nano"]),
             "unbonding_nano": int(detail["unbonding_nano"]),
             "balance_nano": int(detail["owner_balance_nano"]),
-            "standing": str(standing["standing"]),
-            "works": standing["works"] is True,
-            "way_out": str(standing["way_out"]),
+            "eligibility": str(eligibility["eligibility"]),
+            "is_eligible": eligibility["is_eligible"] is True,
+            "remedy": str(eligibility["remedy"]),
         }
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise LocalError(f"the coordinator's answer is malformed: {error!r}") from None

@@ -15,13 +15,15 @@ from rich.text import Text
 
 from prime_node.cli.context import NodeCliContext, call_node
 from prime_node.config import NodeConfig
+from prime_node.log.accusations import SUFFIX, describe_accusation, read_accusations
 from prime_node.status.render import render_screen, render_text
 from prime_node.status.report import describe_record
 from prime_node.status.status_model import make_grid, printable
 from prime_node.storage.journal import JobRecord, JobState, Journal
 from prime_node.storage.log_file import LogFileFollower, format_line, read_last
-from prime_node.storage.node_folder import NodeFolder
+from prime_node.storage.node_folder import NodeFolder, read_pins
 from prime_protocol.errors import LocalError
+from prime_protocol.wire.ids import NetworkId
 from prime_runtime.clock import SystemClock
 from prime_runtime.formatting import format_bytes, format_relative_time, format_time
 from prime_runtime.http.control_api import wait_until_stopped
@@ -60,9 +62,51 @@ def _post(context: NodeCliContext, path: str) -> int:
     return 0
 
 
+EXIT_FOUND = 3
+
+
 async def _show_once(context: NodeCliContext) -> int:
-    _print_report(context, await call_node(context.folder, "GET", "/status"))
-    return 0
+    report = await call_node(context.folder, "GET", "/status")
+    _print_report(context, report)
+    return EXIT_FOUND if is_log_broken(report) else 0
+
+
+def is_log_broken(report: dict[str, Any]) -> bool:
+    """The coordinator broke a rule, or its log has forked."""
+    if report["state"] != "running":
+        return False
+    return bool(report["heads"]["forks"]) or bool(report["accusations"]["is_stopped"])
+
+
+def show_accusations(context: NodeCliContext) -> int:
+    """From the files: it works while the node is stopped, too."""
+    config = context.load_config()
+    folder = NodeFolder(config.folder).accusations
+    network = config.network or read_pins(config).get("network", "")
+    found = read_accusations(folder, NetworkId(network)) if network and folder.exists() else []
+    rows = [
+        {
+            **describe_accusation(kept.accusation),
+            "accuser": str(kept.accuser),
+            "is_acknowledged": kept.is_acknowledged_in(folder),
+            "file": str(folder / (kept.name + SUFFIX)),
+        }
+        for kept in found
+    ]
+    if context.args.json:
+        context.screen.print_json(rows)
+    else:
+        for row in rows:
+            state = "acknowledged" if row["is_acknowledged"] else "NOT ACKNOWLEDGED: the node takes no work"
+            context.screen.print_line(f"entry {row['index']} ({row['rule']}): {printable(row['problem'])}")
+            context.screen.print_line(f"  says {row['accuser']}; {state}")
+            context.screen.print_line(f"  signed evidence: {row['file']}")
+        context.screen.print_line("" if rows else "none: no entry of the log is known to break a rule")
+    return EXIT_FOUND if any(not row["is_acknowledged"] for row in rows) else 0
+
+
+def acknowledge(context: NodeCliContext) -> int:
+    return _post(context, "/acknowledge")
 
 
 async def _watch(context: NodeCliContext) -> int:
@@ -227,11 +271,11 @@ async def _fetch_verdicts(config: NodeConfig, piece: JobRecord) -> tuple[list[di
         return [], ""
     try:
         async with open_json_client(config.coordinator, config.authority) as client:
-            page = await client.get("/verdicts", submission=str(piece.submission))
+            view = await client.get(f"/submissions/{piece.submission}")
         rows: list[dict[str, Any]] = [
-            {name: row[name] for name in ("validator", "outcome", "reason", "evidence", "metrics")}
-            | {"at_ms": int(row["at_ms"])}
-            for row in page["rows"]
+            {name: row["summary"][name] for name in ("validator", "outcome", "reason", "evidence")}
+            | {"metrics": row["metrics"], "at_ms": int(row["summary"]["at_ms"])}
+            for row in view["verdicts"]
         ]
         return rows, ""
     except LocalError as error:

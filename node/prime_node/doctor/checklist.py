@@ -46,6 +46,7 @@ def compute_need(role: str, model_bytes: int | None, *, is_wide: bool) -> RoleNe
     return RoleNeeds(RUNTIME_BYTES + int(weights * (1 + CACHE_SHARE)), COPIES_ON_DISK * model)
 
 
+DAY_MS = 24 * 3_600_000
 CLOCK_NOTED_MS = 2_000
 """A machine with NTP is a hundred times more accurate; one without drifts this far in a week."""
 WRITE_BYTES_PER_S_MIN = 20_000_000
@@ -208,6 +209,21 @@ def check_coordinator(line: CoordinatorFacts | None) -> Iterator[CheckResult]:
             is_good=line.version_min <= PROTOCOL_VERSION,
             advice="pip install --upgrade prime-swarm",
         )
+    if line.run:
+        yield _judge_calibration(line)
+
+
+def _judge_calibration(line: CoordinatorFacts) -> CheckResult:
+    age_ms = line.calibrated_ms_ago
+    days = "" if age_ms is None else f", {age_ms // DAY_MS} days ago"
+    return make_result(
+        what="calibration",
+        found=f"{line.calibration}{days}" if line.calibration else "none: the run uses default bounds",
+        needed="bounds measured on this kind of machine",
+        is_good=bool(line.calibration),
+        advice="ask the operator for a calibrated run",
+        worst=CheckGrade.NOTE,
+    )
 
 
 def _judge_clock(line: CoordinatorFacts) -> Iterator[CheckResult]:

@@ -94,6 +94,9 @@ class CoordinatorFacts:
     run_problem: str = ""
     model: str = ""
     version_min: int | None = None
+    calibration: str = ""
+    """On what the run's bounds were measured; empty where they were not."""
+    calibrated_ms_ago: int | None = None
     round_trip_ms: int = 0
     skew_ms: int | None = None
     """By how much this machine's clock is ahead."""

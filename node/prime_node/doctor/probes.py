@@ -49,19 +49,27 @@ async def probe_coordinator(config: NodeConfig, clock: Clock) -> CoordinatorFact
             round_trip_ms = clock.monotonic_ms() - began_ms
             greeting = parse_coordinator_info(answer)
             run, problem = _find_run(config, greeting)
-            terms = (await client.get(f"/runs/{run.name}"))["terms"] if run else {}
+            row: dict[str, Any] = next((row for row in answer["runs"] if run and row["run"] == run.name), {})
             return CoordinatorFacts(
                 url=config.coordinator,
                 network=greeting.network,
                 run=run.name if run else "",
                 run_problem=problem,
                 model=run.model if run else "",
-                version_min=_to_int(terms.get("version_min")),
+                version_min=_to_int(row.get("version_min")),
+                calibration=str(row.get("calibration", "")),
+                calibrated_ms_ago=_get_age_ms(row.get("calibrated_at_ms"), sent_ms),
                 round_trip_ms=round_trip_ms,
                 skew_ms=_skew_ms(answer.get("now_ms"), sent_ms + round_trip_ms // 2),
             )
     except (LocalError, RemoteError, KeyError, TypeError, AttributeError) as error:
         return CoordinatorFacts(url=config.coordinator, problem=str(error))
+
+
+def _get_age_ms(at_ms: object, now_ms: int) -> int | None:
+    """None where it never was."""
+    known = _to_int(at_ms)
+    return max(0, now_ms - known) if known else None
 
 
 def _find_run(config: NodeConfig, greeting: CoordinatorInfo) -> tuple[ListedRun | None, str]:

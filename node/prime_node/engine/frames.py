@@ -5,6 +5,7 @@ Arrays travel as little-endian bytes. The engine processes untrusted text, so it
 those of a peer.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, TypeVar
 
@@ -15,7 +16,7 @@ from prime_node.engine.interface import Completion, EngineFacts, GenerateRequest
 from prime_node.engine.measurement import ClaimedRow, RowMeasurement
 from prime_protocol.constants import (
     OUTPUT_TOKENS_MAX,
-    READ_PROOF_BYTES,
+    READ_PROOF_PROBES,
     READERS_MAX,
     ROLLOUT_FILE_BYTES_MAX,
     ROLLOUT_ROWS_MAX,
@@ -93,7 +94,9 @@ class CheckRowsJob:
     claims: Annotated[tuple[ClaimFrame, ...], Size(1, ROLLOUT_ROWS_MAX)]
     submission: Digest
     readers: Annotated[tuple[NodeId, ...], Size(0, READERS_MAX)]
-    """The readers whose read proofs of this submission to build."""
+    """The readers whose projections of this block to compute."""
+    block: Uint
+    """Number of the block of the submission that the claims are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -169,10 +172,10 @@ class MeasurementFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadProofFrame:
-    """The read proof of one reader over all claims."""
+    """The projections of one reader over all claims, as 64-bit floats; empty without two output tokens."""
 
     reader: NodeId
-    read_proof: Annotated[bytes, Size(0, READ_PROOF_BYTES)]
+    projections: Annotated[bytes, Size(0, 8 * READ_PROOF_PROBES)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -348,10 +351,24 @@ def decode_measurement(frame: MeasurementFrame) -> RowMeasurement:
     )
 
 
+def encode_projections(reader: NodeId, projections: Sequence[float]) -> ReadProofFrame:
+    return ReadProofFrame(reader=reader, projections=encode_array(np.array(projections), FLOAT64))
+
+
+def decode_projections(frame: ReadProofFrame) -> tuple[float, ...]:
+    found = decode_array("projections", frame.projections, FLOAT64)
+    if len(found) not in (0, READ_PROOF_PROBES) or not np.isfinite(found).all():
+        raise RemoteError("projections", f"are {len(found)} numbers, allowed is 0 or {READ_PROOF_PROBES} finite ones")
+    return tuple(found.tolist())
+
+
 def decode_span(values: list[float]) -> ReplayedChunk:
     found = ReplayedChunk._make(values)
     return found._replace(
-        tokens=int(found.tokens), margin_at=int(found.margin_at), logprob_error_at=int(found.logprob_error_at)
+        tokens=int(found.tokens),
+        margin_at=int(found.margin_at),
+        logprob_error_at=int(found.logprob_error_at),
+        losers=int(found.losers),
     )
 
 

@@ -91,6 +91,7 @@ def split_spans(margins: NDArray[np.float64], errors: NDArray[np.float64]) -> It
             logprob_error_max=float(wrong.max()),
             logprob_error_at=start + int(wrong.argmax()),
             logprob_error_sum=float(wrong.sum()),
+            losers=int((some > 0).sum()),
         )
 
 

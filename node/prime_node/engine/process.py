@@ -1,7 +1,7 @@
 """The node's side of the engine's process: start it in a minimal environment, run one job at a time, watch it, end it.
 
-If the process fails, its job raises EngineDied with the last lines of its standard error; the node goes on. manager.py
-decides whether the process is started again.
+If the process fails, its job raises EngineDied with the last lines of its standard error, and the node continues.
+lifecycle.py decides whether the process is started again.
 """
 
 import asyncio
@@ -175,13 +175,13 @@ class EngineProcess:
 
     async def check(self, claims: Sequence[ClaimedRow], sampling: Sampling, seed: Digest) -> list[RowMeasurement]:
         """The measurement of every claim, in their order."""
-        numbers, _ = await self.check_with_read_proofs(claims, sampling, seed, NO_READ_PROOFS)
+        numbers, _ = await self.check_block(claims, sampling, seed, NO_READ_PROOFS)
         return numbers
 
-    async def check_with_read_proofs(
+    async def check_block(
         self, claims: Sequence[ClaimedRow], sampling: Sampling, seed: Digest, wanted_proofs: ReadProofRequest
-    ) -> tuple[list[RowMeasurement], dict[NodeId, bytes]]:
-        """The measurement of every claim, in their order, and the requested read proofs of all of them."""
+    ) -> tuple[list[RowMeasurement], dict[NodeId, tuple[float, ...]]]:
+        """The measurement of every claim, in their order, and the requested readers' projections of all of them."""
         wanted = frames.CheckRowsJob(
             job=self._next(),
             sampling=frames.encode_sampling(sampling),
@@ -189,15 +189,16 @@ class EngineProcess:
             claims=tuple(frames.encode_claim(claim) for claim in claims),
             submission=wanted_proofs.submission,
             readers=wanted_proofs.readers,
+            block=wanted_proofs.block,
         )
         found: dict[int, RowMeasurement] = {}
-        proofs: dict[NodeId, bytes] = {}
+        proofs: dict[NodeId, tuple[float, ...]] = {}
 
         def take(reply: frames.EngineReply) -> None:
             if isinstance(reply, frames.MeasurementFrame):
                 found[reply.row] = frames.decode_measurement(reply)
             elif isinstance(reply, frames.ReadProofFrame):
-                proofs[reply.reader] = reply.read_proof
+                proofs[reply.reader] = frames.decode_projections(reply)
 
         await self._run_job(wanted, self._stall_ms, take)
         if found.keys() != {claim.sequence.number for claim in claims}:

@@ -8,15 +8,18 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 from prime_node.agent.events import AuditDone, AuditFailed, AuditFinding
 from prime_node.engine.lifecycle import EngineManager
 from prime_node.jobs.examination import (
     Examination,
+    ReadingPlan,
     decode_evidence,
     digest_metrics,
     encode_evidence,
     examine,
+    read_again,
     verify_receipt,
 )
 from prime_node.jobs.file_checks import Judgement, RewardSummary
@@ -25,7 +28,7 @@ from prime_node.storage.saved_state import UploadSpool
 from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Outcome
-from prime_protocol.proofs.read_proofs import ReadProofRequest
+from prime_protocol.proofs.read_proofs import ReadCoverage
 from prime_protocol.rollouts.rollout import Rollout
 from prime_protocol.tasks.family import MACHINE_DEPENDENT, Grade
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
@@ -46,14 +49,14 @@ FetchReceipt = Callable[[Digest], Awaitable[tuple[SubmissionReceipt, Signature] 
 
 
 async def grade_rows(rows: Sequence[Rollout], context: StepContext, sandbox: Sandbox) -> RewardSummary:
-    """LocalError where this machine cannot run a sandbox job: that says nothing about the answers."""
+    """LocalError where this machine cannot decode or run a sandbox job: that says nothing about the answers."""
+    answers = await asyncio.to_thread(context.model.decode, [row.output_tokens.tolist() for row in rows])
 
-    async def grade(row: Rollout) -> Grade:
-        answer = context.model.decode(row.output_tokens.tolist())
+    async def grade(row: Rollout, answer: str) -> Grade:
         (found,) = await grade_answers(context.family, context.family.make(row.task), [answer], sandbox)
         return found
 
-    grades = await asyncio.gather(*map(grade, rows))
+    grades = await asyncio.gather(*map(grade, rows, answers))
     return RewardSummary(
         mean=sum(grade.reward for grade in grades) / len(grades),
         right=sum(grade.reward == 1.0 for grade in grades),
@@ -128,14 +131,14 @@ class Auditor:
             examined = await self._examine(data, context, task)
             if task.readers:
                 return make_inspection(examined)
+            if examined.numbers:
+                examined = await self._confirm(context, task, examined)
             rewards = None
             if examined.is_valid and examined.file is not None:
                 rewards = await grade_rows(examined.file.rows, context, self._sandbox)
             judged = examined.judge(rewards)
             if judged.outcome is Outcome.ACCEPT:
                 return make_finding(examined, judged, digest_metrics(judged.metrics))
-            if examined.numbers:
-                await self._confirm(data, context, task, judged, rewards)
             return make_finding(
                 examined, judged, await self._save_evidence(task, data, examined, judged), has_bundle=True
             )
@@ -143,24 +146,21 @@ class Auditor:
     async def _examine(self, data: bytes, context: StepContext, task: AuditTask) -> Examination:
         header = context.make_header(task.lease, task.node)
         limits = context.get_limits(task.first_slot, task.slots)
-        read_proof_request = ReadProofRequest(task.submission, task.readers or (self._node,))
-        return await examine(data, context, header, limits, self._engine, task.seed, read_proof_request)
+        readers = task.readers or (ReadCoverage(self._node, 0),)
+        plan = ReadingPlan(task.submission, readers, is_inspection=bool(task.readers))
+        examined = await examine(data, context, header, limits, self._engine, task.seed, plan)
+        return replace(examined, sums=task.sums)
 
-    async def _confirm(
-        self, data: bytes, context: StepContext, task: AuditTask, judged: Judgement, rewards: RewardSummary | None
-    ) -> None:
-        """Checks a file again before it is rejected, with weights that are verified and loaded afresh.
+    async def _confirm(self, context: StepContext, task: AuditTask, examined: Examination) -> Examination:
+        """Reads the deciding rows again; of a file to be rejected, with weights that are verified and loaded afresh.
 
         A rejection can cost the worker its stake, and a bit that flipped in this machine's memory is not its fault.
         """
-        await self._engine.invalidate_weights()
-        await self._contexts.check_weights(context.root)
-        again = (await self._examine(data, context, task)).judge(rewards)
-        if again.outcome is not judged.outcome:
-            raise LocalError(
-                f"the first check found the file {judged.outcome} ({judged.reason}), the second {again.outcome}: "
-                "this machine's memory or engine is faulty"
-            )
+        if not examined.is_valid:
+            await self._engine.invalidate_weights()
+            await self._contexts.check_weights(context.root)
+        async with self._engine.acquire(context.root, context.folder, context.terms.tolerance.precision) as session:
+            return await read_again(examined, context, session, task.seed)
 
     async def _save_evidence(self, task: AuditTask, data: bytes, examined: Examination, judged: Judgement) -> Digest:
         """Writes the evidence to this disk, before the verdict is signed."""
@@ -196,6 +196,8 @@ def make_finding(
         evidence=evidence,
         has_bundle=has_bundle,
         read_proofs=examined.read_proofs,
+        blocks_read=examined.blocks_read,
+        bets=examined.weighed.bets if examined.weighed else (),
     )
 
 

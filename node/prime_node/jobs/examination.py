@@ -11,7 +11,7 @@ What the measured numbers mean is decided in file_checks.py.
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Annotated
@@ -27,18 +27,28 @@ from prime_node.jobs.file_checks import (
     Flaw,
     Judgement,
     RewardSummary,
+    RowWeigher,
+    choose_second_reading,
     find_token_flaws,
     judge_file,
     judge_malformed,
-    weigh_rows,
+    verify_second_reading,
 )
 from prime_node.jobs.step_context import StepContext
 from prime_protocol.constants import EVIDENCE_FRAUDULENT, METRICS_MAX, ROLLOUT_FILE_BYTES_MAX, ROLLOUT_ROWS_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.entries import Metric, Outcome, ReasonText
+from prime_protocol.ledger.entries import Outcome, ReasonText
+from prime_protocol.ledger.entry_values import Metric
 from prime_protocol.ledger.randomness import compute_sample_seed
+from prime_protocol.ledger.run_record import BetSums, convicts
 from prime_protocol.proofs.evidence import EvidenceSum
-from prime_protocol.proofs.read_proofs import NO_READ_PROOFS, ReadProofRequest
+from prime_protocol.proofs.read_proofs import (
+    NO_READ_PROOFS,
+    ReadCoverage,
+    ReadProofRequest,
+    ReadProofSum,
+    split_blocks,
+)
 from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.rollouts.rollout import (
     Rollout,
@@ -51,6 +61,7 @@ from prime_protocol.tasks.family import TaskSetSpec
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.weights.manifest_builder import build_keyframe
 from prime_protocol.wire.codec import Range, Size, decode, encode
+from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_protocol.wire.messages import AuditTask, StepReply
 from prime_protocol.wire.signing import Signature
@@ -67,7 +78,11 @@ class Examination:
     file: RolloutFile | None
     """None where it could not be read."""
     numbers: Sequence[RowMeasurement] = ()
-    """Empty where the file failed before the model was needed."""
+    """Of the rows read, from the first on. Empty where the file failed before the model was needed."""
+    blocks_read: int = 0
+    """Blocks from the start that convict, where reading stopped there; 0: all rows were read, or none."""
+    tokens_read: int = 0
+    """Tokens of prompts and outputs that the model read: what the verdict cost."""
     flaws: Sequence[Flaw] = ()
     """Why it is rejected."""
     weighed: EvidenceSum | None = None
@@ -78,16 +93,24 @@ class Examination:
     facts: EngineFacts | None = None
     """Of the engine that checked it."""
     software: tuple[str, ...] = ()
+    sums: BetSums = ()
+    """What the author's files came to before this one; empty for a worker that checks its own file."""
 
     @property
     def is_valid(self) -> bool:
-        return self.format_error is None and not self.flaws
+        """Whether it passes, as far as its rewards do not matter."""
+        if self.format_error is not None or self.flaws:
+            return False
+        if self.weighed is None:
+            return True
+        is_accumulated = bool(self.sums) and convicts(self.sums, self.weighed.bets)
+        return not self.weighed.is_unlikely and not is_accumulated
 
     def judge(self, rewards: RewardSummary | None = None) -> Judgement:
         if self.file is None:
             assert self.format_error is not None
             return judge_malformed(self.format_error)
-        return judge_file(self.file, self.numbers, self.flaws, rewards, self.weighed)
+        return judge_file(self.file, self.numbers, self.flaws, rewards, self.weighed, self.tokens_read, self.sums)
 
 
 def check_format(data: bytes, context: StepContext, header: RolloutHeader, limits: RolloutLimits) -> Examination:
@@ -106,34 +129,94 @@ def check_format(data: bytes, context: StepContext, header: RolloutHeader, limit
     return Examination(file=file, flaws=find_token_flaws(file, context.make_rules(file)))
 
 
+@dataclass(frozen=True, slots=True)
+class ReadingPlan:
+    """For whom a file is read: which read proofs are wanted, and whether a conviction ends the reading."""
+
+    submission: Digest
+    readers: tuple[ReadCoverage, ...]
+    is_inspection: bool
+    """The readers have given their verdicts: each one's proof is computed over the blocks that it had to read."""
+
+    def is_open(self, reader: ReadCoverage, blocks: int, evidence: EvidenceSum) -> bool:
+        """Whether a reader's proof covers more than the first `blocks` blocks, in which `evidence` was found.
+
+        A verdict that covers too few blocks to convict was not found by reading. So an inspector goes on until it has
+        half of the evidence itself, and the proof of fewer blocks is refuted.
+        """
+        if not self.is_inspection:
+            return not evidence.convicts
+        return reader.blocks == 0 or blocks < reader.blocks or 2 * evidence.evidence < EVIDENCE_FRAUDULENT
+
+
+NO_READERS = ReadingPlan(NO_READ_PROOFS.submission, (), is_inspection=False)
+
+
 async def check_with_model(
-    checked: Examination,
-    context: StepContext,
-    session: EngineSession,
-    seed: Digest,
-    read_proof_request: ReadProofRequest = NO_READ_PROOFS,
+    checked: Examination, context: StepContext, session: EngineSession, seed: Digest, plan: ReadingPlan = NO_READERS
 ) -> Examination:
-    """Measures every row with the engine, unless the file has failed already."""
+    """Measures the rows with the engine, block by block until they convict, unless the file has failed already."""
     if checked.file is None or checked.flaws:
         return checked
-    rows = checked.file.rows
-    longest = max(len(row.prompt_tokens) + len(row.output_tokens) for row in rows)
-    if longest > session.facts.context_max:
-        raise LocalError(f"a row has {longest} tokens, the engine's limit is {session.facts.context_max}")
-    claims = list_claims(rows, context.beacon)
-    numbers, read_proofs = await session.process.check_with_read_proofs(
-        claims, context.sampling, seed, read_proof_request
-    )
-    weighed, flaws = weigh_rows(numbers, context.terms.tolerance)
+    require_context(context, session.facts)
+    claims, lengths = list_claims(checked.file.rows, context.beacon), get_row_lengths(checked.file)
+    weigher, sums = RowWeigher(context.terms.tolerance), {each.reader: ReadProofSum() for each in plan.readers}
+    numbers: list[RowMeasurement] = []
+    blocks = split_blocks(lengths)
+    for number, block in enumerate(blocks):
+        evidence = weigher.sum()
+        readers = tuple(each.reader for each in plan.readers if plan.is_open(each, number, evidence))
+        if evidence.convicts and not readers:
+            break
+        wanted = ReadProofRequest(plan.submission, readers, number)
+        measured, projections = await session.process.check_block(
+            claims[block.start : block.stop], context.sampling, seed, wanted
+        )
+        numbers += measured
+        weigher.add(measured)
+        for reader, projected in projections.items():
+            sums[reader].add(projected)
+    is_whole = len(numbers) == len(claims)
+    weighed, flaws = weigher.finish(is_whole=is_whole)
     return Examination(
         file=checked.file,
         numbers=numbers,
+        blocks_read=0 if is_whole else number,
+        tokens_read=sum(lengths[: len(numbers)]),
         flaws=flaws,
         weighed=weighed,
-        read_proofs=read_proofs,
+        read_proofs={reader: each.encode() for reader, each in sums.items()},
         facts=session.facts,
         software=session.software,
     )
+
+
+def require_context(context: StepContext, facts: EngineFacts) -> None:
+    """LocalError: this machine's engine takes fewer tokens than a row of this run may have.
+
+    Compared with the terms and not with the rows, so that a file with long rows is no harder to reject than to accept.
+    """
+    needed = min(context.terms.row_tokens_max, context.model.context_max)
+    if needed > facts.context_max:
+        raise LocalError(f"a row of this run may have {needed} tokens, the engine's limit is {facts.context_max}")
+
+
+async def read_again(examined: Examination, context: StepContext, session: EngineSession, seed: Digest) -> Examination:
+    """The second reading of the rows that the outcome rests on. LocalError: it differs from the first."""
+    assert examined.file is not None
+    tolerance, is_rejected = context.terms.tolerance, not examined.is_valid
+    lengths = get_row_lengths(examined.file)
+    rows = choose_second_reading(examined.numbers, lengths, tolerance, is_rejected=is_rejected)
+    claims = list_claims(examined.file.rows, context.beacon)
+    second = await session.process.check([claims[row] for row in rows], context.sampling, seed)
+    first = [examined.numbers[row] for row in rows]
+    verify_second_reading(first, second, tolerance, is_rejected=is_rejected)
+    return replace(examined, tokens_read=examined.tokens_read + sum(lengths[row] for row in rows))
+
+
+def get_row_lengths(file: RolloutFile) -> list[int]:
+    """Tokens of prompt and output of each row: what the model reads of it."""
+    return [len(row.prompt_tokens) + len(row.output_tokens) for row in file.rows]
 
 
 def list_claims(rows: Sequence[Rollout], beacon: Digest) -> list[ClaimedRow]:
@@ -160,17 +243,17 @@ async def examine(
     limits: RolloutLimits,
     engine: EngineManager,
     seed: Digest,
-    read_proof_request: ReadProofRequest = NO_READ_PROOFS,
+    plan: ReadingPlan = NO_READERS,
 ) -> Examination:
     """From bytes to flaws. Uses the engine only where the checks without a model pass."""
     checked = await asyncio.to_thread(check_format, data, context, header, limits)
     if not checked.is_valid:
         return checked
     async with engine.acquire(context.root, context.folder, context.terms.tolerance.precision) as session:
-        return await check_with_model(checked, context, session, seed, read_proof_request)
+        return await check_with_model(checked, context, session, seed, plan)
 
 
-EVIDENCE_VERSION = 2
+EVIDENCE_VERSION = 3
 BUNDLE_BYTES_MAX = ROLLOUT_FILE_BYTES_MAX
 """As large as the largest file that a coordinator takes."""
 BUNDLED_FILE_BYTES_MAX = BUNDLE_BYTES_MAX // 4 * 3
@@ -199,7 +282,9 @@ class EvidenceBundle:
     metrics: Annotated[tuple[Metric, ...], Size(0, METRICS_MAX)]
     flaws: Annotated[tuple[Flaw, ...], Size(0, FLAWS_MAX)]
     numbers: Annotated[tuple[MeasurementFrame, ...], Size(0, ROLLOUT_ROWS_MAX)]
-    """Of every row that the model checked."""
+    """Of every row that the model checked, from the first on."""
+    blocks_read: Uint
+    """As in the verdict: the read proof covers this many blocks from the start; 0: the whole file."""
     engine: ModelLoaded | None
     """The engine that checked it."""
     software: Annotated[tuple[str, ...], Size(0, 32)]
@@ -244,6 +329,7 @@ def encode_evidence(
             metrics=judged.metrics,
             flaws=judged.flaws,
             numbers=tuple(map(frames.encode_measurement, examined.numbers)),
+            blocks_read=examined.blocks_read,
             engine=frames.encode_facts(examined.facts) if examined.facts else None,
             software=examined.software,
         )
@@ -344,13 +430,14 @@ async def replay_audit(
         root=root,
         folder=weights.absolute(),
         family=await asyncio.to_thread(open_family, TaskSetSpec.parse(facts.terms.task_set), dataset),
-        model=ModelFiles.open(weights),
+        model=await asyncio.to_thread(ModelFiles.open, weights),
     )
     engine = EngineManager(engine_config, folder, clock)
     try:
         header, limits = context.make_header(task.lease, task.node), context.get_limits(task.first_slot, task.slots)
-        read_proof_request = ReadProofRequest(task.submission, task.readers)
-        return await examine(file, context, header, limits, engine, task.seed, read_proof_request)
+        plan = ReadingPlan(task.submission, task.readers, is_inspection=True)
+        examined = await examine(file, context, header, limits, engine, task.seed, plan)
+        return replace(examined, sums=task.sums)
     finally:
         await engine.close()
 
@@ -370,6 +457,6 @@ def index_metrics(metrics: tuple[Metric, ...]) -> dict[str, float]:
 def get_limit(name: str, tolerance: Tolerance) -> float | None:
     if name == "flaws":
         return 0.0
-    if name in ("evidence", "evidence_noise"):
+    if name in ("evidence", "evidence_noise", "evidence_margin"):
         return EVIDENCE_FRAUDULENT / WEIGHTS_PER_DECADE
     return float(getattr(tolerance, METRIC_LIMITS[name])) if name in METRIC_LIMITS else None

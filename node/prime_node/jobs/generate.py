@@ -148,7 +148,7 @@ class RolloutGenerator:
     ) -> tuple[bytes, RolloutFile]:
         """Generates, encodes, and runs the checks of a validator: an engine that errs here must not cost the stake."""
         rows = list_samples(lease.first_slot, lease.slots, context)
-        requests = make_requests(rows, context)
+        requests = await asyncio.to_thread(make_requests, rows, context)
         done = await session.process.generate(
             requests,
             context.sampling,
@@ -220,8 +220,8 @@ def list_samples(first_slot: int, slots: int, context: StepContext) -> list[Requ
 
 
 def make_requests(rows: Sequence[RequestedSample], context: StepContext) -> list[GenerateRequest]:
-    """Requests to the engine, numbered like the rows."""
-    prompts = {task: context.encode_prompt(task) for task in {row.task for row in rows}}
+    """Requests to the engine, numbered like the rows. It waits for the tokenizer's process: use a thread."""
+    prompts = context.encode_prompts(row.task for row in rows)
     return [
         GenerateRequest(
             number=number, prompt=prompts[row.task], seed=compute_sample_seed(context.beacon, row.slot, row.sample)

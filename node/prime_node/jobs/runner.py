@@ -19,8 +19,9 @@ from prime_node.storage.journal import JobState, Journal
 from prime_node.storage.node_folder import NodeFolder
 from prime_node.storage.saved_state import UploadSpool
 from prime_node.swarm import Swarm
-from prime_protocol.ledger.entries import Appealed, LeaseEnded, NodeRegistered, Staked, Submitted, VerdictGiven
+from prime_protocol.ledger.entries import Appealed, LeaseEnded, Submitted, VerdictCommitted, VerdictGiven
 from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.messages import Heartbeat
 from prime_protocol.wire.typed_data import compute_receipt_id
 from prime_runtime.clock import Clock
 from prime_runtime.http.client import HttpClient
@@ -54,9 +55,10 @@ class JobRunner:
         self.journal = Journal(node_folder.journal)
         self.engine = EngineManager(config.engine, node_folder.engine, clock, changes=self._list_changed_tensors)
         self.sandbox = Sandbox()
-        self.tracker = self._open_tracker(config, node, post_event)
+        self.tracker = self._open_tracker(config, post_event)
+        self.contexts = StepContexts(client, server, run, swarm.fetcher, node_folder.datasets)
         tools: dict[str, Any] = {
-            "contexts": StepContexts(client, server, run, swarm.fetcher, node_folder.datasets),
+            "contexts": self.contexts,
             "engine": self.engine,
             "spool": spool,
             "clock": clock,
@@ -73,11 +75,10 @@ class JobRunner:
             **tools,
         )
 
-    def _open_tracker(self, config: NodeConfig, node: NodeId, post_event: Callable[[Event], None]) -> SubmissionTracker:
+    def _open_tracker(self, config: NodeConfig, post_event: Callable[[Event], None]) -> SubmissionTracker:
         return SubmissionTracker(
             config.coordinator,
             config.authority,
-            node=node,
             run=config.run_id,
             domain=config.signing_domain,
             journal=self.journal,
@@ -99,7 +100,7 @@ class JobRunner:
 
     def remove_orphan_files(self, state: SavedState) -> None:
         """Removes files that neither the journal nor a pending entry names. Call it once, at the start."""
-        named = self.journal.list_open_files() | {entry.file for entry in state.pending if entry.file is not None}
+        named = self.journal.list_open_files() | state.list_files()
         removed = self._spool.remove_unnamed(named)
         if removed:
             log.info("removed %d orphan files from the spool", removed)
@@ -113,7 +114,7 @@ class JobRunner:
         return 1
 
     def record_sent(self, send: Send, event: Event) -> None:
-        """Records in the journal what became of an entry, and removes its file once it is not needed."""
+        """Records in the journal what an answer says, and removes files that are not needed any more."""
         is_logged = isinstance(event, ReplyReceived)
         is_over = is_logged or (isinstance(event, SendRefused) and is_final(event.refusal))
         if not is_over:
@@ -121,7 +122,7 @@ class JobRunner:
         match send.message:
             case Submitted() as entry:
                 self._record_submitted(entry, event)
-            case VerdictGiven() if send.file is not None:
+            case VerdictCommitted() | VerdictGiven() if send.file is not None:
                 self._spool.remove(send.file)
             case LeaseEnded(lease=lease, reason=reason) if is_logged:
                 record = self.journal.get_by_lease(self._run, lease)
@@ -129,8 +130,8 @@ class JobRunner:
                     self.journal.advance(record, JobState.RETURNED, self._clock.now_ms(), reason=reason)
             case Appealed(submission=name) if is_logged:
                 self._on_appealed(name)
-            case NodeRegistered() | Staked():
-                self.tracker.poll_soon()
+            case Heartbeat() if isinstance(event, ReplyReceived):
+                self.tracker.apply_reply(event.reply)
 
     def _record_submitted(self, entry: Submitted, event: Event) -> None:
         record = self.journal.get_by_submission(compute_receipt_id(entry.receipt))
@@ -143,9 +144,9 @@ class JobRunner:
             self._spool.remove(entry.receipt.file_digest)
         else:
             self.journal.advance(record, JobState.RECEIVED, now_ms)
-            self.tracker.poll_soon()
 
     async def close(self) -> None:
         await self.engine.close()
+        self.contexts.close()
         await self.sandbox.close()
         self.journal.close()

@@ -6,7 +6,7 @@ last few. Generating and auditing are in generate.py and audit.py.
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Hashable
+from collections.abc import AsyncIterator, Hashable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from prime_runtime.http.client import HttpClient
 from prime_runtime.http.config import ServerAddress
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.task_sets import TaskSetCache
+from prime_runtime.tokenizer_process import TokenizerProcess
 
 CACHE_ENTRIES = 4
 """Steps and models in memory: those of the current step, and of steps that are still audited."""
@@ -67,14 +68,18 @@ class StepContext:
     def get_limits(self, first_slot: int, slots: int) -> RolloutLimits:
         return self.terms.rollout_limits(first_slot, slots)
 
-    def encode_prompt(self, task: int) -> NDArray[np.int32]:
-        return np.array(self.model.encode_prompt(self.family.make(task).prompt), np.int32)
+    def encode_prompts(self, tasks: Iterable[int]) -> dict[int, NDArray[np.int32]]:
+        """The prompt of each task. It waits for the tokenizer's process: use a thread."""
+        wanted = sorted(set(tasks))
+        tokens = self.model.encode_prompts([self.family.make(task).prompt for task in wanted])
+        return {task: np.array(each, np.int32) for task, each in zip(wanted, tokens, strict=True)}
 
     def make_rules(self, file: RolloutFile) -> FileRules:
         return FileRules(
-            prompts={task: self.encode_prompt(task) for task in {row.task for row in file.rows}},
+            prompts=self.encode_prompts(row.task for row in file.rows),
             eos=self.model.eos,
             tokens_max=self.terms.output_tokens_max,
+            context_max=self.model.context_max,
             vocabulary=self.model.vocabulary,
             tolerance=self.terms.tolerance,
         )
@@ -111,6 +116,9 @@ class StepContexts:
         self._task_sets = TaskSetCache(client, server, datasets)
         self._facts: LruCache[tuple[Step, Digest], StepReply] = LruCache(CACHE_ENTRIES)
         self._models: LruCache[Digest, ModelFiles] = LruCache(CACHE_ENTRIES)
+        self._models_by_files: LruCache[Digest, ModelFiles] = LruCache(CACHE_ENTRIES)
+        """By the digest of the files: all checkpoints of a run share one tokenizer process."""
+        self._tokenizer: TokenizerProcess | None = None
 
     @asynccontextmanager
     async def open(self, step: Step, root: Digest) -> AsyncIterator[StepContext]:
@@ -152,5 +160,18 @@ class StepContexts:
         model = self._models.get(root)
         if model is None:
             model = await asyncio.to_thread(ModelFiles.open, folder)
+            model = self._models_by_files.get(model.digest) or model
             self._models.put(root, model)
+            self._models_by_files.put(model.digest, model)
+        self._tokenizer = model.tokenizer
         return model
+
+    @property
+    def tokenizer_problem(self) -> str:
+        """Why the tokenizer of the last job cannot be used; empty if it can."""
+        return self._tokenizer.problem if self._tokenizer else ""
+
+    def close(self) -> None:
+        """End the tokenizer's process, even in the middle of a job."""
+        if self._tokenizer:
+            self._tokenizer.close()

@@ -1,4 +1,4 @@
-"""Rim: reads the public log: compares tree heads, follows this node's submissions.
+"""Rim: reads the public log: compares tree heads, replays the ledger's rules, follows this node's submissions.
 
-public_api is pure parsing. Nothing here writes to the log; entries go through agent/.
+replay and public_api are pure. Nothing here writes to the log; entries go through agent/.
 """

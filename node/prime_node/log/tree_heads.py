@@ -16,24 +16,33 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
+from prime_node.log.log_sources import LogSource
+from prime_node.log.replay import HeadSighting
+from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.messages import GossipKind, HeadSeen, compute_repeat_ms
 from prime_protocol.ledger.entries import LogRecord, NetworkCreated
-from prime_protocol.log.merkle import compute_root
 from prime_protocol.log.tiles import (
     CHECKPOINT_PATH,
-    LENGTH_BYTES,
     EntryBundle,
     Tile,
-    decode_bundle,
+    compute_prefix_root,
     list_consistency_tiles,
-    make_node_reader,
 )
-from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, open_tree_head
+from prime_protocol.log.tree_head import (
+    SignedNote,
+    TreeHead,
+    VerifierKey,
+    cosign_tree_head,
+    derive_witness_key,
+    encode_cosigned_message,
+    open_tree_head,
+)
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId
+from prime_protocol.wire.messages import Cosigned
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock, wait_until_set
 from prime_runtime.files import write_atomic
 from prime_runtime.http.client import HttpClient
@@ -79,25 +88,14 @@ def list_proof_tiles(one: SignedHead, other: SignedHead) -> list[Tile]:
     return list_consistency_tiles(old, new)
 
 
-def full_tile(tile: Tile) -> Tile:
-    """A log may drop a partial tile once it is full; the full one starts with the same hashes."""
-    return Tile(tile.level, tile.index, TILE_HASHES)
-
-
-def cut_tile(tile: Tile, raw: bytes) -> bytes:
-    return raw[: tile.width * DIGEST_BYTES]
-
-
 def compare_with_tiles(one: SignedHead, other: SignedHead, get_tile: Callable[[Tile], bytes]) -> HeadRelation:
     """SAME or FORK; UNKNOWN where the tiles do not hash to the newer head's root, and so prove nothing."""
     old, new = sorted((one, other), key=lambda seen: seen.size)
     try:
-        get_node = make_node_reader(new.size, get_tile)
-        if compute_root(new.size, get_node) != new.head.root:
-            return HeadRelation.UNKNOWN
-        return HeadRelation.SAME if compute_root(old.size, get_node) == old.head.root else HeadRelation.FORK
+        root = compute_prefix_root(old.size, size=new.size, root=new.head.root, get_tile=get_tile)
     except RemoteError:
         return HeadRelation.UNKNOWN
+    return HeadRelation.SAME if root == old.head.root else HeadRelation.FORK
 
 
 def render_fork(one: SignedHead, other: SignedHead, tiles: dict[str, bytes]) -> bytes:
@@ -134,7 +132,6 @@ PUBLISH_INTERVAL_MS = 6_000
 STEP_MS = 1_000
 """At least this often the monitor checks whether it is time to gossip."""
 FORKS_SHOWN_MAX = 16
-BUNDLE_BYTES_MAX = TILE_HASHES * (LENGTH_BYTES + LOG_ENTRY_BYTES_MAX)
 
 PublishHead = Callable[[HeadSeen], Awaitable[object]]
 
@@ -153,20 +150,35 @@ class HeadMonitor:
         clock: Clock,
         publish: PublishHead,
         count_nodes: Callable[[], int],
+        witness: WalletKey,
     ) -> None:
-        self._client = client
-        self._server = server
-        self._network = network
-        self._folder = folder
+        self._client, self._server, self._network, self._folder = client, server, network, folder
+        self._source = LogSource(client, server, "/log")
         self._log_key = log_key
+        self.on_log_key: Callable[[VerifierKey], None] = lambda key: None
+        """Called once the log's key is known. The daemon sets it."""
+        self.on_sighting: Callable[[HeadSighting], None] = lambda sighting: None
+        """Called with each verified head that is larger than those before it."""
+        self.may_cosign: Callable[[], bool] = lambda: True
+        """Whether this node still witnesses heads of this log."""
         self._clock = clock
         self._publish = publish
         self.on_verified: Callable[[int], None] = lambda size: None
         """Called with the size of each verified head. The daemon sets it."""
+        self.on_cosigned: Callable[[Cosigned], None] = lambda cosigned: None
+        """Called with each head that this node has witnessed. The daemon sets it."""
+        self._witness = str(witness.node)
+        self._witness_key = derive_witness_key(witness)
+        self._head_to_cosign: bytes | None = None
+        self.cosigned: SignedHead | None = None
+        """The newest head that this node has witnessed, with its cosignature in the note."""
         self._count_nodes = count_nodes
-        self._coordinator_head: bytes | None = None
+        self._coordinator_head: tuple[bytes, int] | None = None
+        """The note, and when it came."""
         self._peer_heads: deque[tuple[bytes, int]] = deque(maxlen=PEER_HEADS_MAX)
         self._checked: OrderedDict[tuple[int, Digest], None] = OrderedDict()
+        self._compare_due_ms = 0
+        """Before this time no other head of a node is compared."""
         self._wakeup = asyncio.Event()
         self._published: tuple[int, int] | None = None
         self.latest: SignedHead | None = None
@@ -178,7 +190,7 @@ class HeadMonitor:
 
     def add_coordinator_head(self, note: bytes) -> None:
         """A head that the coordinator sent to this node."""
-        self._coordinator_head = note
+        self._coordinator_head = (note, self._clock.now_ms())
         self._wakeup.set()
 
     def add_peer_head(self, seen: HeadSeen) -> None:
@@ -186,26 +198,38 @@ class HeadMonitor:
         self._peer_heads.append((seen.note, 0))
         self._wakeup.set()
 
+    def add_head_to_cosign(self, note: bytes) -> None:
+        """A head that the coordinator asks this validator to witness."""
+        self._head_to_cosign = note
+        self._wakeup.set()
+
     async def run(self) -> None:
-        """For ever."""
+        """Until it is cancelled."""
         if self._log_key is None:
             self._log_key = await self._fetch_log_key()
+        self.on_log_key(self._log_key)
         self._load(self._log_key)
         while True:
-            await wait_until_set(self._wakeup, STEP_MS)
+            await wait_until_set(self._wakeup, self._compute_wait_ms())
             self._wakeup.clear()
             await self._step(self._log_key)
 
+    def _compute_wait_ms(self) -> int:
+        """Until the next step, if no head comes before."""
+        return min(STEP_MS, max(0, self._compare_due_ms - self._clock.monotonic_ms())) if self._peer_heads else STEP_MS
+
     async def _step(self, log_key: VerifierKey) -> None:
         if self._coordinator_head is not None:
-            note, self._coordinator_head = self._coordinator_head, None
-            await self._verify_and_save(note, log_key)
-        if self._peer_heads:
+            (note, shown_ms), self._coordinator_head = self._coordinator_head, None
+            await self._verify_and_save(note, log_key, shown_ms=shown_ms, is_newest=True)
+        # Never behind a pause: a cosignature that comes after its round is published does not count.
+        if self._head_to_cosign is not None:
+            note, self._head_to_cosign = self._head_to_cosign, None
+            await self._cosign(note, log_key)
+        if self._peer_heads and self._clock.monotonic_ms() >= self._compare_due_ms:
             note, tries = self._peer_heads.popleft()
             await self._check_peer_head(note, tries, log_key)
-            await self._clock.sleep_ms(COMPARE_INTERVAL_MS)
-        if self._peer_heads:
-            self._wakeup.set()
+            self._compare_due_ms = self._clock.monotonic_ms() + COMPARE_INTERVAL_MS
         await self._publish_latest()
 
     # --- Our own ----------------------------------------------------------------------------------------------------
@@ -219,19 +243,34 @@ class HeadMonitor:
         except (OSError, RemoteError) as error:
             log.warning("ignoring the tree head in %s: %s", self._folder, error)
 
-    async def _verify_and_save(self, note: bytes, log_key: VerifierKey) -> None:
+    async def _verify_and_save(
+        self, note: bytes, log_key: VerifierKey, *, shown_ms: int, is_newest: bool
+    ) -> SignedHead | None:
+        """The head, if it belongs to the history that this node knows."""
         try:
             shown = SignedHead.open(note, log_key)
         except RemoteError as error:
             log.error("the coordinator sent a tree head that the log's key did not sign: %s", error)
-            return
+            return None
         if self.latest is not None and await self._compare(self.latest, shown) is not HeadRelation.SAME:
             self.unproven += 1
-            return
+            return None
         if self.latest is None or shown.size > self.latest.size:
             self.latest = shown
             write_atomic(self._folder / CHECKPOINT_PATH, note)
+            self.on_sighting(HeadSighting(shown.size, shown_ms, is_newest))
         self.on_verified(shown.size)
+        return shown
+
+    async def _cosign(self, note: bytes, log_key: VerifierKey) -> None:
+        shown = await self._verify_and_save(note, log_key, shown_ms=self._clock.now_ms(), is_newest=False)
+        if shown is None or not self.may_cosign():
+            return
+        time_s = self._clock.now_ms() // 1000
+        witnessed = cosign_tree_head(note, self._witness, self._witness_key, time_s=time_s)
+        self.cosigned = SignedHead(shown.head, witnessed)
+        signature = self._witness_key.sign(encode_cosigned_message(shown.head.text, time_s))
+        self.on_cosigned(Cosigned(head_size=shown.size, time_s=time_s, signature=signature))
 
     async def _publish_latest(self) -> None:
         """Gossips the latest head: soon when it is new, otherwise now and then."""
@@ -245,7 +284,9 @@ class HeadMonitor:
             ):
                 return
         self._published = (size, now_ms)
-        await self._publish(HeadSeen(note=self.latest.note))
+        # A cosigned note tells other nodes when this validator had seen the head.
+        newest = self.cosigned if self.cosigned is not None and self.cosigned.head == self.latest.head else self.latest
+        await self._publish(HeadSeen(note=newest.note))
 
     # --- Those of others --------------------------------------------------------------------------------------------
 
@@ -293,21 +334,10 @@ class HeadMonitor:
             self.forks.append(name)
 
     async def _fetch_tiles(self, tiles: list[Tile]) -> dict[Tile, bytes] | None:
-        found = {}
-        for tile in tiles:
-            raw = await self._get(f"/log/{tile.path}", TILE_HASHES * DIGEST_BYTES)
-            if raw is None and tile.width < TILE_HASHES:
-                raw = await self._get(f"/log/{full_tile(tile).path}", TILE_HASHES * DIGEST_BYTES)
-            if raw is None:
-                return None
-            found[tile] = cut_tile(tile, raw)
-        return found
-
-    async def _get(self, path: str, bytes_max: int) -> bytes | None:
         try:
-            return await self._client.get(self._server, path, bytes_max=bytes_max)
+            return await self._source.fetch_tiles(tiles)
         except (LocalError, RemoteError) as error:
-            log.info("cannot fetch %s: %s", path, error)
+            log.info("cannot fetch a proof: %s", error)
             return None
 
     async def _fetch_log_key(self) -> VerifierKey:
@@ -317,10 +347,7 @@ class HeadMonitor:
             raise LocalError("the coordinator has signed no tree head yet")
         size = TreeHead.parse(SignedNote.parse(note).text).size
         bundle = EntryBundle(0, min(size, TILE_HASHES))
-        raw = await self._client.get(self._server, f"/log/{bundle.path}", bytes_max=BUNDLE_BYTES_MAX)
-        if raw is None:
-            raise LocalError("the coordinator does not serve the log's first entries")
-        leaf = decode_bundle(bundle, raw)[0]
-        key = read_log_key(leaf, network=self._network, coordinator=self._server.node)
+        leaves, _ = await self._source.fetch_entries(bundle)
+        key = read_log_key(leaves[0], network=self._network, coordinator=self._server.node)
         log.info("the log's key is %s; compare it with the key that the operator publishes", key)
         return key

@@ -126,7 +126,7 @@ class PolicyEnforcer:
     # --- Enforcement ------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """For ever."""
+        """Until it is cancelled."""
         try:
             while True:
                 await self.poll()

@@ -8,10 +8,10 @@ from typing import Any
 from prime_node.config import NodeConfig
 from prime_node.storage.node_folder import NodeFolder
 from prime_protocol.errors import LocalError
-from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.ids import Digest, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.chain.client import ChainClient, Contract, MinedTransaction
-from prime_runtime.chain.contracts import NetworkContracts, find_contracts
+from prime_runtime.chain.contracts import NetworkContracts, find_contracts, run_key
 from prime_runtime.chain.payments import approve_and_call
 from prime_runtime.chain.transactions import GasConfig
 from prime_runtime.chain.wallet import Wallet
@@ -55,6 +55,11 @@ class ChainSession:
             return CourtSlash(0, 0, 0)
         terms = await self.chain.read(self.contracts.registry, "termsAt", bytes(slash["run"]), slash["anchoredAt"])
         return CourtSlash(int(slash["status"]), int(slash["appealUntil"]), int(terms["appealBond"]))
+
+    async def read_terms(self, run: RunId) -> Any:
+        """The terms of a run that are in force."""
+        now_s = (await self.chain.newest()).time_s
+        return await self.chain.read(self.contracts.registry, "termsAt", run_key(run), now_s)
 
     async def appeal(self, submission: Digest, bond: int) -> int:
         """Pays the bond to the court. Returns the block."""

@@ -15,9 +15,10 @@ def list_alerts(report: dict[str, Any]) -> list[str]:
         return [f"not joined yet: {report['problem']}"] if report["problem"] else []
     return [
         *_forks(report),
+        *_accusations(report),
         *_coordinator(report),
         *_version(report),
-        *_standing(report),
+        *_eligibility(report),
         *_engine(report),
         *_weights(report),
         *_records(report),
@@ -30,6 +31,22 @@ def _forks(report: dict[str, Any]) -> Iterator[str]:
     if forks:
         names = ", ".join(forks)
         yield f"THE LOG HAS FORKED. Publish the evidence; it is in the folder heads: {names}"
+
+
+def _accusations(report: dict[str, Any]) -> Iterator[str]:
+    accusations, replay = report["accusations"], report["replay"]
+    if accusations["is_stopped"]:
+        yield f"{accusations['reason']}. The node has stopped working for this coordinator"
+    for claim in accusations["claims"]:
+        if claim["answer"] == "unknown":
+            who = (
+                f"{len(claim['accusers'])} nodes claim"
+                if len(claim["accusers"]) > 1
+                else f"{claim['accusers'][0]} claims"
+            )
+            yield f"{who} that entry {claim['index']} of the log breaks a rule: {claim['problem']}"
+    if replay and replay["problem"]:
+        yield f"the log's rules are not being checked: {replay['problem']}"
 
 
 def _coordinator(report: dict[str, Any]) -> Iterator[str]:
@@ -51,28 +68,32 @@ def _version(report: dict[str, Any]) -> Iterator[str]:
         when = f"{format_time(by_ms)} UTC, {format_relative_time(by_ms, now_ms)}"
         yield f"this version works until {when}; then the run needs a newer one: pip install --upgrade prime-swarm"
     if report["coordinator"]["is_outdated"] and report["account"] is None:
-        # A relay has no account whose standing could say so.
+        # A relay has no account whose eligibility could say so.
         yield f"outdated: {OUTDATED}"
 
 
-def _standing(report: dict[str, Any]) -> Iterator[str]:
+def _eligibility(report: dict[str, Any]) -> Iterator[str]:
     account = report["account"]
-    if account is None or account["may_work"] or report["owner"]["hold"]:
+    if account is None or account["is_eligible"] or report["owner"]["hold"]:
         return
     ways = {
         "outdated": OUTDATED,
         "unstaked": "this node's stake is below the run's minimum: prime-node stake",
+        "excluded": "this node was slashed in this run; stake again at least what was slashed: prime-node stake",
         "banned": "the operator has banned this node",
         "undelegated": "the owner's delegation has expired: prime-node keys delegate, then start --delegation",
     }
-    if account["standing"] in ways:
-        yield f"{account['standing']}: {ways[account['standing']]}"
+    if account["eligibility"] in ways:
+        yield f"{account['eligibility']}: {ways[account['eligibility']]}"
 
 
 def _engine(report: dict[str, Any]) -> Iterator[str]:
     engine = report["engine"]
     if engine and engine["last_error"] and engine["state"] in ("broken", "off"):
         yield f"the engine is down: {engine['last_error']}. Try: prime-node doctor"
+    tokenizer = report["tokenizer"]
+    if tokenizer and tokenizer["problem"]:
+        yield f"the run's tokenizer cannot be used: {tokenizer['problem']}"
     for gpu in report["gpus"]:
         if gpu["problem"]:
             yield f"GPU {gpu['number']} is lost: {gpu['problem']}"

@@ -78,6 +78,10 @@ def _running(report: dict[str, Any]) -> Iterator[Metric]:
     yield _gauge("coordinator_reached", "1 while the coordinator answers.", float(coordinator["is_reachable"]))
     yield _gauge("held", "1 while the owner's policy holds the node.", float(bool(report["owner"]["hold"])))
     yield _gauge("log_forks", "Pairs of tree heads that prove a fork of the log.", len(report["heads"]["forks"]))
+    accusations, replay = report["accusations"], report["replay"]
+    yield _gauge("stopped_by_accusation", "1 while a broken rule stops the work.", float(accusations["is_stopped"]))
+    if replay:
+        yield _gauge("replayed_entries", "Entries of the log whose rules this node has checked.", replay["size"])
     yield _gauge("peers", "Connected libp2p peers.", report["p2p"]["peers"])
     steps = [row["step"] for row in report["weights"]["held"] if row["is_complete"]]
     yield _gauge("weights_step", "Newest step whose weights are on this disk; -1 for none.", max(steps, default=-1))

@@ -88,6 +88,8 @@ def make_report(daemon: Daemon, process: ProcessInfo, *, now_ms: int) -> dict[st
         "weights": _describe_weights(daemon),
         "upload": _describe_upload(daemon, now_ms),
         "heads": _describe_heads(daemon),
+        "replay": _describe_replay(daemon),
+        "accusations": _describe_accusations(daemon),
         "parts": [
             {
                 "name": part.name,
@@ -135,6 +137,10 @@ def _describe_coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:
         "upgrade_by_ms": work.status.upgrade_by_ms,
         "is_outdated": work.status.is_outdated,
         "refusal": _describe_refusal(work.status, now_ms),
+        "held": [
+            {"entry": type(held.entry).__name__, "due_ms": due_ms}
+            for due_ms, held in (work.agent.list_held() if work.agent else ())
+        ],
     }
 
 
@@ -153,11 +159,12 @@ def _describe_work(work: AgentRunner) -> dict[str, Any]:
     """All None on a relay."""
     runner = work.job_runner
     if runner is None:
-        return {"account": None, "engine": None, "work": None, "audits": None, "jobs": None}
+        return {"account": None, "engine": None, "tokenizer": None, "work": None, "audits": None, "jobs": None}
     account = runner.tracker.account
     return {
         "account": asdict(account) if account else None,
         "engine": runner.engine.get_status(),
+        "tokenizer": {"problem": runner.contexts.tokenizer_problem},
         "work": _describe_leases(work.agent, work.status),
         "audits": _describe_audits(work.agent),
         "jobs": _describe_jobs(runner.journal),
@@ -192,7 +199,7 @@ def _describe_leases(agent: Agent | None, status: WorkStatus) -> dict[str, Any]:
 
 def _describe_audits(agent: Agent | None) -> dict[str, Any]:
     if agent is None:
-        return {"done": 0, "inspected": 0, "open": []}
+        return {"done": 0, "committed": 0, "inspected": 0, "ruled": 0, "open": []}
     rows = [
         {
             "submission": str(task.submission),
@@ -203,7 +210,14 @@ def _describe_audits(agent: Agent | None) -> dict[str, Any]:
         }
         for task in agent.audits.list_open()
     ]
-    return {"done": agent.audits.verdicts_given, "inspected": agent.audits.inspections_given, "open": rows}
+    given = agent.audits
+    return {
+        "done": given.verdicts_given,
+        "committed": len(given.committed),
+        "inspected": given.inspections_given,
+        "ruled": given.rulings_given,
+        "open": rows,
+    }
 
 
 def _describe_jobs(journal: Journal) -> dict[str, Any]:
@@ -321,4 +335,29 @@ def _describe_heads(daemon: Daemon) -> dict[str, Any]:
         "compared": monitor.compared,
         "unproven": monitor.unproven,
         "forks": list(monitor.forks),
+    }
+
+
+def _describe_replay(daemon: Daemon) -> dict[str, Any] | None:
+    """None where this node does not replay the rules."""
+    follower, latest = daemon.swarm.ledger_follower, daemon.swarm.head_monitor.latest
+    if follower is None:
+        return None
+    return {
+        "size": follower.size,
+        "head_size": latest.size if latest else 0,
+        "problem": follower.problem,
+        "broken": follower.finding.problem if follower.finding else "",
+        "broken_index": follower.finding.index if follower.finding else None,
+        "wrong_bytes": dict(follower.wrong_bytes),
+    }
+
+
+def _describe_accusations(daemon: Daemon) -> dict[str, Any]:
+    keeper, follower = daemon.swarm.accusations, daemon.swarm.ledger_follower
+    return {
+        "is_stopped": keeper.is_stopped,
+        "reason": keeper.hold_reason,
+        "kept": keeper.list_kept(),
+        "claims": keeper.list_claims(follower.size if follower else None),
     }

@@ -160,9 +160,14 @@ def _node(report: dict[str, Any]) -> Iterator[StatusItem]:
             else "no reply yet"
         )
         yield Fact("coordinator", f"{coordinator['url']}  NOT REACHED: {since}", Tone.BAD)
+    for held in coordinator["held"]:
+        due = format_relative_time(held["due_ms"], report["now_ms"])
+        yield Fact("held back", f"{held['entry']}, sent again {due}: the network limits how often", Tone.BUSY)
     yield from _account(report)
     yield from _engine(report)
     yield Fact("log", _head_text(report["heads"]), Tone.BAD if report["heads"]["forks"] else Tone.PLAIN)
+    if report["replay"]:
+        yield Fact("rules", printable(_replay_text(report["replay"])), _replay_tone(report["replay"]))
     yield Fact("folder", f"{printable(report['folder'])}", Tone.DIM)
     if report["page"]:
         yield Fact("page", report["page"], Tone.DIM)
@@ -172,9 +177,9 @@ def _account(report: dict[str, Any]) -> Iterator[Fact]:
     account = report["account"]
     if account is None:
         return
-    is_fine = account["may_work"] or report["role"] not in ("worker", "both") or bool(report["owner"]["hold"])
-    standing = account["standing"] if is_fine else f"{account['standing']}: {account['remedy']}"
-    yield Fact("standing", printable(standing), Tone.GOOD if is_fine else Tone.BAD)
+    is_fine = account["is_eligible"] or report["role"] not in ("worker", "both") or bool(report["owner"]["hold"])
+    eligibility = account["eligibility"] if is_fine else f"{account['eligibility']}: {account['remedy']}"
+    yield Fact("eligibility", printable(eligibility), Tone.GOOD if is_fine else Tone.BAD)
     amounts = {name: format_amount(account[f"{name}_nano"]) for name in ("stake", "balance", "earned")}
     yield Fact("account", f"earned {amounts['earned']}, balance {amounts['balance']}, staked {amounts['stake']}")
     credited = report["jobs"]["counts"].get("credited", 0) if report["jobs"] else 0
@@ -202,6 +207,20 @@ def _engine(report: dict[str, Any]) -> Iterator[Fact]:
 def _head_text(heads: dict[str, Any]) -> str:
     unproven = f", unproven: {heads['unproven']}" if heads["unproven"] else ""
     return f"tree head of {heads['size']} entries, agrees with {heads['compared']} heads of other nodes{unproven}"
+
+
+def _replay_text(replay: dict[str, Any]) -> str:
+    kept = "rules kept"
+    if replay["broken"]:
+        kept = f"ENTRY {replay['broken_index']} BREAKS A RULE: {replay['broken']}"
+    lying = f"; wrong bytes from {', '.join(replay['wrong_bytes'])}" if replay["wrong_bytes"] else ""
+    return f"replayed up to entry {replay['size']} of {replay['head_size']}, {kept}{lying}"
+
+
+def _replay_tone(replay: dict[str, Any]) -> Tone:
+    if replay["broken"]:
+        return Tone.BAD
+    return Tone.GOOD if replay["size"] >= replay["head_size"] else Tone.BUSY
 
 
 def _work(report: dict[str, Any]) -> Iterator[StatusItem]:
@@ -249,10 +268,12 @@ def make_grid(jobs: list[dict[str, Any]], now_ms: int) -> Grid:
 
 def _audits(report: dict[str, Any]) -> Iterator[StatusItem]:
     audits = report["audits"]
-    if not audits or not (audits["open"] or audits["done"] or audits["inspected"]):
+    if not audits or not any(audits.values()):
         return
     inspected = f", {audits['inspected']} files inspected" if audits["inspected"] else ""
-    yield Fact("verdicts", f"{audits['done']} given, {len(audits['open'])} open{inspected}")
+    inspected += f", {audits['ruled']} disputes decided" if audits["ruled"] else ""
+    committed = f", {audits['committed']} committed" if audits["committed"] else ""
+    yield Fact("verdicts", f"{audits['done']} given{committed}, {len(audits['open'])} open{inspected}")
     for each in audits["open"]:
         due = format_relative_time(each["deadline_ms"], report["now_ms"])
         yield Fact(short(each["submission"]), f"step {each['step']}, {each['slots']} slots, due {due}", Tone.BUSY)

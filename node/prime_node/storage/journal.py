@@ -52,7 +52,7 @@ NEXT_STATES: dict[JobState, frozenset[JobState]] = {
     S.REJECTED: frozenset({S.SLASHED, *ACCEPTED_STATES}),
     S.SLASHED: frozenset(),
 }
-"""The states that may follow. States in between are skipped when the tracker polls seldom."""
+"""The states that may follow. Only the newest update about a submission is sent, so states in between are skipped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ password      the key's, if it was generated   journal.db  every lease and what 
 weights/      manifests and shards             heads/      the newest tree head, and evidence of forks
 spool/        files that wait to be uploaded   datasets/   problem files of task sets
 engine/       caches of the engine             chain/      pending transactions and appeals on a chain
+replay/       the replayed ledger's state      accusations/  signed evidence that the coordinator broke a rule
 paused.json   what the owner has paused        node.log    the log, as JSON lines; rotated ones beside it
 lock          the running process, and how other commands reach it
 daily_upload.json, daily_transfer.json         bytes of the current day, for the owner's limits
@@ -39,6 +40,8 @@ class NodeFolder:
         self.journal = folder / "journal.db"
         self.weights = folder / "weights"
         self.heads = folder / "heads"
+        self.replay = folder / "replay" / "state.snapshot"
+        self.accusations = folder / "accusations"
         self.spool = folder / "spool"
         self.datasets = folder / "datasets"
         self.engine = folder / "engine"

@@ -41,34 +41,41 @@ class StoredState:
     answers: Annotated[tuple[LeaseAnswer, ...], Size(0, 10_000)]
     is_staked: bool
     registered: NodeRegistered | None
+    committed: Annotated[tuple[StoredEntry, ...], Size(0, 10_000)] = ()
 
 
 def encode_state(state: SavedState) -> bytes:
-    entries = [
-        StoredEntry(
-            kind=type(entry.entry).__name__,
-            body=encode(entry.entry),
-            run=entry.run,
-            until_ms=entry.until_ms,
-            file=entry.file,
-        )
-        for entry in state.pending
-    ]
     stored = StoredState(
-        pending=tuple(entries), answers=state.answers, is_staked=state.is_staked, registered=state.registered
+        pending=tuple(map(_store_entry, state.pending)),
+        answers=state.answers,
+        is_staked=state.is_staked,
+        registered=state.registered,
+        committed=tuple(map(_store_entry, state.committed)),
     )
     return encode(stored)
+
+
+def _store_entry(entry: PendingEntry) -> StoredEntry:
+    kind, body = type(entry.entry).__name__, encode(entry.entry)
+    return StoredEntry(kind=kind, body=body, run=entry.run, until_ms=entry.until_ms, file=entry.file)
 
 
 def decode_state(raw: bytes) -> SavedState:
     """RemoteError: the file is damaged, or of another version."""
     stored = decode(StoredState, raw)
-    entries = []
-    for each in stored.pending:
-        if each.kind not in ENTRY_KINDS:
-            raise RemoteError("kind", f"{each.kind} is not an entry that a node writes")
-        entries.append(PendingEntry(decode(ENTRY_KINDS[each.kind], each.body), each.run, each.until_ms, each.file))
-    return SavedState(tuple(entries), stored.answers, stored.is_staked, stored.registered)
+    return SavedState(
+        tuple(map(_load_entry, stored.pending)),
+        stored.answers,
+        stored.is_staked,
+        stored.registered,
+        tuple(map(_load_entry, stored.committed)),
+    )
+
+
+def _load_entry(stored: StoredEntry) -> PendingEntry:
+    if stored.kind not in ENTRY_KINDS:
+        raise RemoteError("kind", f"{stored.kind} is not an entry that a node writes")
+    return PendingEntry(decode(ENTRY_KINDS[stored.kind], stored.body), stored.run, stored.until_ms, stored.file)
 
 
 class SavedStateFile:

@@ -27,9 +27,10 @@ from prime_protocol.weights.manifest import ManifestKind, SignedManifest
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_runtime.clock import Clock
 from prime_runtime.shardcast.checkpoint_files import count_folder_bytes
+from prime_runtime.shardcast.config import VERSIONS_KEPT
 from prime_runtime.shardcast.directory import ServerDirectory
 from prime_runtime.shardcast.shard_set import ShardSet
-from prime_runtime.shardcast.store import VERSIONS_KEPT, ShardStore, choose_removable
+from prime_runtime.shardcast.store import ShardStore, choose_removable
 
 log = logging.getLogger(__name__)
 

@@ -7,17 +7,17 @@ the way is retried.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Sequence
 from itertools import groupby
-from typing import Any, TypeVar
+from typing import Any
 
 from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.rollouts.rollout import Rollout
 from prime_protocol.tasks.family import TaskFamily
 from prime_protocol.wire.ids import Digest, Step
-from prime_protocol.wire.messages import STEP, StepReply, StepRequest
-from prime_protocol.wire.typed_data import SubmissionReceipt
+from prime_protocol.wire.messages import RUN, STEP, AcceptedSubmission, RunReply, RunRequest, StepReply, StepRequest
+from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
 from prime_runtime.clock import Clock
 from prime_runtime.http.client import HttpClient, Unreachable
 from prime_runtime.http.coordinator_api import fetch_file
@@ -26,23 +26,9 @@ from prime_runtime.sandbox.sandbox import Sandbox
 from prime_runtime.task_sets import TaskSetCache, grade_answers
 from prime_trainer.config import TrainConfig
 from prime_trainer.data.rollout_buffer import GradedSubmission, RolloutBuffer, RolloutGroup, TrainingBatch
-from prime_trainer.data.submissions import (
-    API_ROOT,
-    RESPONSE_BYTES_MAX,
-    AcceptedSubmission,
-    TrainerRunInfo,
-    make_list_path,
-    make_rollout_group,
-    parse_accepted,
-    parse_receipts,
-    parse_response,
-    parse_run,
-    read_submission,
-)
+from prime_trainer.data.submissions import make_rollout_group, read_submission
 
 log = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 FETCHES_MAX = 4
 """Submissions fetched concurrently."""
@@ -77,13 +63,13 @@ class RolloutCollector:
         """The checkpoint that the next batch is for."""
         self.state = "starting"
         self._handled: dict[Digest, int] = {}
-        self._listed: dict[int, int] = {}
-        """Credited slots of each step when its submissions were last read completely."""
+        self._cursor = 0
+        """Number of the last accepted submission that was ingested with all before it."""
         self._step_facts: dict[StepRequest, StepReply] = {}
         self._has_unread = True
         """Some accepted submission may not be in the buffer yet."""
         self._changed = asyncio.Event()
-        self.run_info: TrainerRunInfo | None = None
+        self.run_info: RunReply | None = None
         self.refused: Counter[str] = Counter()
         """Number of refused submissions by the field that was wrong."""
         self.problem = ""
@@ -104,11 +90,11 @@ class RolloutCollector:
         self.state = "stopping"
         return None
 
-    async def wait_for_run(self, stop: asyncio.Event) -> TrainerRunInfo | None:
+    async def wait_for_run(self, stop: asyncio.Event) -> RunReply | None:
         """Wait until the coordinator answers; None when told to stop before."""
         while not stop.is_set():
             try:
-                self.run_info = await self._get_json(f"{API_ROOT}/runs/{self._config.run}", parse_run)
+                self.run_info = await self._fetch_run(self._cursor)
                 return self.run_info
             except Unreachable as error:
                 self.problem = str(error)
@@ -121,7 +107,8 @@ class RolloutCollector:
         """The run's limit, or our own where that is lower."""
         assert self.run_info is not None, "wait_for_run comes first"
         own = self._config.lag_max
-        return self.run_info.lag_max if own is None else min(own, self.run_info.lag_max)
+        limit = self.run_info.terms.lag_max
+        return limit if own is None else min(own, limit)
 
     def _is_run_exhausted(self, step: Step) -> bool:
         """The run has no more work to lease before the next checkpoint, so waiting would never end."""
@@ -143,79 +130,57 @@ class RolloutCollector:
 
     async def poll(self) -> None:
         """Ingest what was accepted since the last poll."""
-        run = await self._get_json(f"{API_ROOT}/runs/{self._config.run}", parse_run)
-        # Acceptance credits slots, so a step with an unchanged count has nothing new. The list is read after the
-        # count, so it is at least as new.
-        steps = [step for step in range(max(0, self.step - self.lag_max), self.step + 1) if step in run.slots_done]
-        changed = [step for step in steps if self._listed.get(step) != run.slots_done[step]]
-        new = [row for step in changed for row in await self._list_accepted(step) if self._is_new(row.name)]
-        receipts = await self._find_receipts({row.name for row in new})
-        slots = asyncio.Semaphore(FETCHES_MAX)
-        is_complete = all(await asyncio.gather(*(self._ingest(row, receipts, slots) for row in new)))
+        is_complete = True
+        while is_complete:
+            run = await self._fetch_run(self._cursor)
+            new = [each for each in run.accepted if self._is_wanted(each.receipt)]
+            slots = asyncio.Semaphore(FETCHES_MAX)
+            is_complete = all(await asyncio.gather(*(self._ingest(each, slots) for each in new)))
+            if not is_complete or not run.accepted:
+                break
+            self._cursor = run.accepted[-1].number
         if is_complete:
-            self._listed = {step: run.slots_done[step] for step in steps}
             self.problem = ""
         self._handled = {name: at for name, at in self._handled.items() if at >= self.step - HANDLED_STEPS_KEPT}
         self.run_info, self._has_unread = run, not is_complete
         self._changed.set()
 
-    def _is_new(self, name: Digest) -> bool:
-        return name not in self._handled and not self.buffer.contains(name)
+    def _is_wanted(self, receipt: SubmissionReceipt) -> bool:
+        name = compute_receipt_id(receipt)
+        is_recent = receipt.step >= self.step - self.lag_max
+        return is_recent and name not in self._handled and not self.buffer.contains(name)
 
-    async def _list_accepted(self, step: int) -> list[AcceptedSubmission]:
-        found: list[AcceptedSubmission] = []
-        cursor: str | None = None
-        while True:
-            path = make_list_path("submissions", cursor, run=self._config.run, step=step, progress="accepted")
-            rows, cursor = await self._get_json(path, parse_accepted)
-            found += rows
-            if cursor is None:
-                return found
-
-    async def _find_receipts(self, names: set[Digest]) -> dict[Digest, SubmissionReceipt]:
-        """Read entries newest first, until all receipts are found."""
-        found: dict[Digest, SubmissionReceipt] = {}
-        cursor: str | None = None
-        while names - found.keys():
-            path = make_list_path("log/entries", cursor, kind="Submitted", run=self._config.run)
-            more, cursor = await self._get_json(path, lambda page: parse_receipts(page, self._config.run_id))
-            found |= more
-            if cursor is None:
-                break
-        return found
-
-    async def _get_json(self, path: str, make: Callable[[Any], T]) -> T:
-        raw = await self._client.get(self._config.server, path, bytes_max=RESPONSE_BYTES_MAX)
-        if raw is None:
-            raise LocalError(f"the coordinator at {self._config.coordinator} does not have {path}")
-        return parse_response(path, raw, make)
+    async def _fetch_run(self, after: int) -> RunReply:
+        request = RunRequest(after=after)
+        return (await self._client.call(self._config.server, RUN, request, run=self._config.run_id)).message
 
     # --- Ingesting --------------------------------------------------------------------------------------------------
 
-    async def _ingest(
-        self, row: AcceptedSubmission, receipts: Mapping[Digest, SubmissionReceipt], slots: asyncio.Semaphore
-    ) -> bool:
+    async def _ingest(self, accepted: AcceptedSubmission, slots: asyncio.Semaphore) -> bool:
         """Return False where it must be tried again."""
+        name = compute_receipt_id(accepted.receipt)
+        if accepted.receipt.step > self.step:
+            return False  # the next batch is still for an older checkpoint
         async with slots:
             try:
-                if row.name not in receipts:
-                    raise RemoteError("submission", f"{row.name} is listed but not in the log")
-                graded = await self._fetch_and_grade(row, receipts[row.name])
+                graded = await self._fetch_and_grade(name, accepted)
             except RemoteError as error:
                 self.refused[error.field] += 1
-                log.warning("refused submission %s: %s", row.name, error)
+                log.warning("refused submission %s: %s", name, error)
             except LocalError as error:
                 self.problem = str(error)
-                log.warning("cannot read submission %s yet: %s", row.name, error)
+                log.warning("cannot read submission %s yet: %s", name, error)
                 return False
             else:
                 self.buffer.add(graded)
                 self._changed.set()
-        self._handled[row.name] = self.step
+        self._handled[name] = self.step
         return True
 
-    async def _fetch_and_grade(self, row: AcceptedSubmission, receipt: SubmissionReceipt) -> GradedSubmission:
-        config = self._config
+    async def _fetch_and_grade(self, name: Digest, accepted: AcceptedSubmission) -> GradedSubmission:
+        config, receipt = self._config, accepted.receipt
+        if receipt.run != config.run_id:
+            raise RemoteError("receipt.run", f"is {receipt.run}")
         facts = await self._get_step_facts(receipt)
         family = await self._task_sets.open(facts.terms.task_set)
         data = await fetch_file(
@@ -225,12 +190,14 @@ class RolloutCollector:
             receipt.file_digest,
             bytes_max=ROLLOUT_FILE_BYTES_MAX,
         )
-        rows = await asyncio.to_thread(read_submission, data, row, receipt, facts, family)
+        rows = await asyncio.to_thread(read_submission, data, accepted, facts, family)
+        answers = await asyncio.to_thread(read_answers, rows, family, self._model_files)
         groups = [
-            await self._grade(list(group), family) for _, group in groupby(rows, key=lambda rollout: rollout.slot)
+            await self._grade(list(group), family)
+            for _, group in groupby(zip(rows, answers, strict=True), key=lambda pair: pair[0].slot)
         ]
         # A skipped step has the root of an earlier checkpoint, so the root may name a later step than the receipt.
-        return GradedSubmission(row.name, Step(min(facts.weights.step, receipt.step)), tuple(groups))
+        return GradedSubmission(name, Step(min(facts.weights.step, receipt.step)), tuple(groups))
 
     async def _get_step_facts(self, receipt: SubmissionReceipt) -> StepReply:
         """Terms, beacon and checkpoint, signed by the coordinator. They are final once a submission exists."""
@@ -244,16 +211,24 @@ class RolloutCollector:
                 self._step_facts.pop(next(iter(self._step_facts)))
         return self._step_facts[request]
 
-    async def _grade(self, rows: list[Rollout], family: TaskFamily) -> RolloutGroup:
-        task = family.make(rows[0].task)
-        prompt = self._model_files.encode_prompt(task.prompt)
-        for row in rows:
-            # Only a share of submissions is audited, so the trainer checks the prompt of every one.
-            if row.prompt_tokens.tolist() != prompt:
-                raise RemoteError("prompt_tokens", f"of slot {row.slot} differ from the prompt of task {task.index}")
-        answers = [self._model_files.decode(row.output_tokens.tolist()) for row in rows]
-        grades = await grade_answers(family, task, answers, self._sandbox)
+    async def _grade(self, answered: list[tuple[Rollout, str]], family: TaskFamily) -> RolloutGroup:
+        rows, answers = [row for row, _ in answered], [answer for _, answer in answered]
+        grades = await grade_answers(family, family.make(rows[0].task), answers, self._sandbox)
         return make_rollout_group(rows, [grade.reward for grade in grades], self._config.advantage)
+
+
+def read_answers(rows: Sequence[Rollout], family: TaskFamily, model_files: ModelFiles) -> list[str]:
+    """The text of every answer. Only a share of submissions is audited, so the prompt of every row is checked here.
+
+    RemoteError: a prompt is not its task's. It waits for the tokenizer's process: use a thread.
+    """
+    tasks = sorted({row.task for row in rows})
+    encoded = model_files.encode_prompts([family.make(task).prompt for task in tasks])
+    prompts = dict(zip(tasks, encoded, strict=True))
+    for row in rows:
+        if row.prompt_tokens.tolist() != prompts[row.task]:
+            raise RemoteError("prompt_tokens", f"of slot {row.slot} differ from the prompt of task {row.task}")
+    return model_files.decode([row.output_tokens.tolist() for row in rows])
 
 
 async def wait_for_first(*waits: Coroutine[Any, Any, Any]) -> None:

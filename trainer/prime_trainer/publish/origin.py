@@ -18,10 +18,11 @@ from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.lock import hold_process_lock
 from prime_runtime.shardcast.announcer import Announcer, announce_stop_within_deadline
+from prime_runtime.shardcast.config import with_ports
 from prime_runtime.shardcast.directory import ServerDirectory
 from prime_runtime.shardcast.server import ShardServer
 from prime_runtime.shardcast.store import ShardStore
-from prime_runtime.shardcast.upload_slots import UploadSlots, with_ports
+from prime_runtime.shardcast.upload_slots import UploadSlots
 from prime_runtime.supervisor import SupervisedTask, Supervisor
 from prime_trainer.config import OriginServerConfig
 

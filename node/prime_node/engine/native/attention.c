@@ -2,7 +2,7 @@
  *
  * Float32 on a CPU. Every row is read to its own length, so unequal ones cost what they have and nothing is masked. No
  * state and no allocation; Python owns every buffer and has checked every length. Where this was not compiled,
- * torch's scaled_dot_product_attention gives the same but for rounding (torch_attention.py). */
+ * torch's scaled_dot_product_attention gives the same but for rounding (torch/attention.py). */
 
 #include <string.h>
 

@@ -1,7 +1,7 @@
 /* Whole sequences at once: every token's queries look at its own key and at those before it.
  *
  * Float32 on a CPU, one thread. No state and no allocation; Python owns every buffer and has checked every length. Where
- * this was not compiled, torch's scaled_dot_product_attention gives the same but for rounding (torch_attention.py). */
+ * this was not compiled, torch's scaled_dot_product_attention gives the same but for rounding (torch/attention.py). */
 
 #include <string.h>
 

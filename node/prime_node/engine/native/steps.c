@@ -1,7 +1,7 @@
 /* What a decoder does between its matrix products: norms, gates and rotations, each in one walk over the data.
  *
  * Float32 on a CPU. No state and no allocation; Python owns every buffer and has checked every length: sizes are multiples
- * of 8. Where this was not compiled, torch gives the same but for rounding (torch_steps.py). */
+ * of 8. Where this was not compiled, torch gives the same but for rounding (torch/kernels.py). */
 
 #include <math.h>
 
