@@ -1,11 +1,11 @@
-"""Does asynchrony pay? The same steps of training with rollouts whose times have a heavy tail, both ways.
+"""Whether asynchronous training is faster: the same training steps with rollout times of a heavy tail, both ways.
 
     python bench/async.py [--steps 10] [--workers 16] [--seed 0]
 
-Synchronous: a step's rollouts are begun when its weights are out, and all of them are waited for. Asynchronous: workers
-take the next slot, a step takes what has come, and a rollout may be up to the lag older than the weights. The trainer's
-part is its own code: buffer, loop, learning, checkpoint on disk, bf16 copy, delta, store. A rollout is a graded group
-that was drawn before, and a time that is really waited for.
+Synchronous: the rollouts of a step start when its weights are published, and the trainer waits for all of them.
+Asynchronous: a worker takes the next slot at once, a step uses the rollouts that have arrived, and a rollout may be
+older than the weights by up to the lag. The trainer runs its own code: buffer, loop, loss, checkpoint on disk, bf16
+copy, delta, store. A rollout is a graded group that was drawn before, and a real wait.
 """
 
 import heapq
@@ -110,7 +110,7 @@ class Synchronous(Workers):
 
 
 class Asynchronous(Workers):
-    """Nobody waits while there are slots: the asynchronous way."""
+    """Asynchronous: no worker waits while there are slots."""
 
     def begin(self) -> None:
         self.buffer = RolloutBuffer(BatchConfig(groups=GROUPS))
@@ -134,7 +134,7 @@ class Asynchronous(Workers):
             self.idle.append(done_s)
 
     def lease(self) -> None:
-        """Who has nothing to do begins, if the newest step has a slot left; from when both were so."""
+        """Idle workers start if the newest step has a slot left; the time counts from when both were true."""
         waiting, self.idle = self.idle, []
         for since_s in waiting:
             step = self.releases.newest(since_s)

@@ -1,15 +1,16 @@
-"""How much faster is it to check completions than to write them? Audit tokens per second over generated ones.
+"""How much faster it is to audit completions than to generate them: audited tokens per second over generated ones.
 
     python bench/audit.py [--rounds 5] [--precision float32] [--model FOLDER] [--at-once 1,2,4,16,64] [--least 4]
 
-The same torch engine and model (a Qwen2 of a million parameters with random weights, or the checkpoint in a folder) on
-one thread: it writes completions of 512 tokens with proofs, then audits them as a validator does: one pass over each,
-sampling replayed, proofs verified with decoys, all numbers judged. The audit reads as many texts at once as it likes.
+The same torch engine and model (a Qwen2 of a million parameters with random weights, or the checkpoint in a folder) run
+on one thread. The engine generates completions of 512 tokens with proofs, then audits them as a validator does: one
+pass over each, sampling replayed, proofs verified with decoys, all numbers judged. The audit may read any number of
+texts at once.
 
-How much faster it is depends on how many sequences are written at once: each step of writing reads all weights, whoever
-shares them, and an audit reads them once for thousands of tokens. So several numbers are measured, and
-`audit_vs_generate` is against one sequence at a time. Tokens are counted per CPU second of the whole process, so that
-other load costs little. Contenders take turns.
+The ratio depends on how many sequences are generated at once: each step of generation reads all weights once for all of
+them, and an audit reads them once for thousands of tokens. So several numbers are measured, and `audit_vs_generate` is
+against one sequence at a time. Tokens are counted per CPU second of the whole process, so that other load matters
+little. Contenders take turns.
 """
 
 import statistics

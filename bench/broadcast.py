@@ -1,10 +1,10 @@
-"""How long new weights take to the last of many home connections, in virtual time.
+"""How long new weights take to reach the last of many home connections, in virtual time.
 
     python bench/broadcast.py [--nodes 10 100 1000 10000] [--write]
 
-The nodes' own decisions run in the broadcast simulator. Compared in the same run with a lower limit that no way of
-sending can beat (bytes over bandwidth), and with a star in which everybody pulls from the origin. `--write` puts the
-table into docs/broadcast.md and the plot beside it. 10,000 nodes take some minutes of one core.
+The nodes' own decisions run in the broadcast simulator. The result is compared in the same run with a lower bound for
+any method (bytes over bandwidth), and with a star in which every node fetches from the origin. `--write` puts the table
+into docs/broadcast.md and the plot beside it. 10,000 nodes take some minutes of one core.
 """
 
 import math
@@ -22,7 +22,7 @@ PAGE = ROOT / "docs" / "broadcast.md"
 PLOT = ROOT / "docs" / "broadcast.svg"
 BEGIN, END = "<!-- bench/broadcast.py writes from here -->", "<!-- to here -->"
 SEEDS = {10: 9, 100: 5, 1_000: 3}
-"""Seeds for each size; one for a larger size. The median is told."""
+"""Seeds for each size; one for a larger size. The median is shown."""
 EVEN_SEEDS = 20
 
 

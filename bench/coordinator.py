@@ -1,8 +1,8 @@
 """What a coordinator costs: signed heartbeats against a bare aiohttp handler, few nodes against many, submissions.
 
-The server is a process of its own on one core, the clients on another, over loopback. A request's cost is the server's
-CPU time for it, and the ratios are medians over short rounds in turn: a busy machine should not spoil them. Nodes
-beyond those that beat are put into the state directly: what matters is that they are there.
+The server is its own process on one core, the clients are on another, over loopback. The cost of a request is the
+server's CPU time for it. Ratios are medians over short alternating rounds, so that a busy machine affects both sides
+alike. Nodes that send no heartbeats are put into the state directly: only their number matters.
 
     python bench/coordinator.py [--requests 150]
 """

@@ -15,10 +15,10 @@ from benchmark import BenchmarkParser, print_result
 
 from prime_coordinator.core import Core
 from prime_protocol.ledger.entries import Role
-from prime_protocol.ledger.state import EntryContext
+from prime_protocol.ledger.state import LogPosition
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.messages import Heartbeat, LeaseRequest, NodeActivity
-from support.ledger_network import DAY_MS, NETWORK, RUN, STAKE, World, digest
+from support.ledger_network import DAY_MS, RUN, STAKE, World, digest
 
 BEAT = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=0, head_size=0)
 REQUEST = LeaseRequest(checkpoint_step=0, tokens_per_s=100)
@@ -31,12 +31,10 @@ def populate(count: int) -> tuple[Core, list[NodeId], int]:
     """A run with that many staked workers. They are put into the state directly: signing would take minutes."""
     world = World.started(slots_per_step=2**20, audit_probation=0)
     nodes = [NodeId(sha256(b"bench node %d" % number).digest()[:20]) for number in range(count)]
-    turn = EntryContext(
-        network=NETWORK, run=None, author=nodes[0], at_ms=world.now_ms, index=0, version=1, body=digest("bench")
-    )
+    position = LogPosition(index=0, at_ms=world.now_ms, body=digest("bench"))
     for node in nodes:
         known = world.state.get_or_create_node(node)
-        known.roles, known.version, known.registered = (Role.WORKER,), 1, turn.position()
+        known.roles, known.version, known.registered = (Role.WORKER,), 1, position
         world.state.funds.stakes[(node, node)] = STAKE
     core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms)
     for node in nodes:

@@ -118,6 +118,7 @@ class Measured:
         self.measure_anchors()
         self.measure_slashes()
         self.measure_payouts()
+        self.measure_challenge()
         self.measure_leaving()
 
     def measure_stake(self) -> None:
@@ -208,6 +209,22 @@ class Measured:
             self.skip(DAY_S)
             self.chain.call(self.chain.pool, "claim", RUN_KEY, epoch, accounts[0], each, proof)
             self.note(f"claim among {ACCOUNTS:,}, {'first' if epoch == 1 else 'later'}", "claim")
+
+    def measure_challenge(self) -> None:
+        """A root that a quorum of three makes void."""
+        self.skip(DAY_S)
+        self.scene.log.add(b"more")
+        self.scene.log.anchor()
+        size, root = self.scene.log.anchored[-1], sha256(b"false root").digest()
+        values = RUN_KEY, 4, size, root, 7 * ACCOUNTS
+        self.chain.call(self.chain.pool, "postRoot", *values, by=self.scene.operator.node)
+        for number, name in enumerate(
+            ("challenge, first vote", "challenge, later vote", "challenge that voids a root")
+        ):
+            judge = key_of(f"judge-{number}").node
+            head_root = self.scene.log.tree.root()
+            self.chain.call(self.chain.pool, "challenge", RUN_KEY, 4, root, head_root, judge, by=judge)
+            self.note(name, "challenge")
 
     def measure_leaving(self) -> None:
         ann = key_of("ann").node

@@ -1,8 +1,8 @@
-"""What a coordinator holds: thousands of registered nodes that all speak at once, and twice as much as it can take.
+"""The capacity of a coordinator: thousands of registered nodes that send at once, and twice the load it can take.
 
-The coordinator is a process of its own, with its own limits; each node is a key, a connection and an address of its
-own on loopback, so that limits by address count as they do on the internet. Only the number of open connections is
-raised to that of the nodes, as docs/operating/run-a-coordinator.md says. Client and server share the machine's cores.
+The coordinator is its own process with its own limits. Each node has its own key, connection and loopback address, so
+that limits per address apply as on the internet. Only the number of open connections is raised to that of the nodes, as
+docs/operating/run-a-coordinator.md says. Client and server share the machine's cores.
 
     python bench/load.py [--nodes 2000]
 """
@@ -54,7 +54,7 @@ from support.processes.coordinator import (
 )
 
 OVERLOAD_TIMES = 1.5
-"""An overload lasts so many times as long as the capacity is measured."""
+"""Duration of an overload, as a multiple of the measurement of capacity."""
 PATIENCE_S = 120.0
 ATTEMPT_S = 20.0
 
@@ -138,7 +138,7 @@ class Node:
 
 
 async def insist(node: Node, url: Callable[[], str], endpoint: Endpoint[Any, Any], message: Any, tally: Tally) -> None:
-    """Until there is a good answer; who is told when to come back comes back then."""
+    """Repeat until there is a good answer, at the time that the server asks for."""
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < PATIENCE_S:
         status, after_s = await node.ask(url(), endpoint, message)
@@ -173,20 +173,20 @@ class Bench:
         self.unspecified = 0
         self.recovered = True
         self._waiting = set[NodeId]()
-        """Who has asked and was not answered yet."""
+        """Nodes that wait for an answer."""
         self._uploads = asyncio.Semaphore(ServerLimits.transfers_per_address_max)
 
     def url(self) -> str:
         return self.process.server.url
 
     async def all_at_once(self, endpoint: Endpoint[Any, Any], make: Callable[[Node], Any]) -> tuple[float, Tally]:
-        """Everybody asks the same moment and insists; seconds until the last was answered."""
+        """All nodes ask at the same moment and retry; seconds until the last is answered."""
         tally, began_s = Tally(), time.perf_counter()
         await asyncio.gather(*(insist(node, self.url, endpoint, make(node), tally) for node in self.nodes))
         return time.perf_counter() - began_s, tally
 
     async def weigh(self, empty_mb: float) -> None:
-        """After everybody has beaten once."""
+        """After every node has sent one heartbeat."""
         took_s, tally = await self.all_at_once(HEARTBEAT, lambda node: BEAT)
         grown_kb = 1024 * (resident_mb(self.process) - empty_mb) / len(self.nodes)
         show("all beat for the first time, at once", f"{took_s:.1f} s until the last", str(tally))
@@ -217,7 +217,7 @@ class Bench:
         await self.recover()
 
     async def storm(self) -> None:
-        """kill -9, start, and everybody comes back at once."""
+        """kill -9, start, and all nodes return at once."""
         await self.process.kill()
         for node in self.nodes:
             node.close()
@@ -233,7 +233,7 @@ class Bench:
         )
 
     async def herd(self) -> None:
-        """A new checkpoint: everybody asks for a lease."""
+        """A new checkpoint: all nodes ask for a lease."""
         async with party(self.process, "trainer") as trainer, party(self.process, "watcher") as watcher:
             await watcher.join(Role.WORKER)
             await publish(trainer, 0)
@@ -255,7 +255,7 @@ class Bench:
             lease = await worker.lease()
             root = sha256(b"weights 0").digest()
             data, entry = worker.answer(lease, beacon=beacon, root=type(beacon)(root), wanted=terms(**TERMS))
-            # All of them are on one address here, which may send so many files at once.
+            # All of them have one address here, and the concurrent uploads of one address are limited.
             await self._uploads.acquire()
             began_s = time.perf_counter()
             await worker.upload(data, UploadPurpose.ROLLOUTS, lease=lease.lease)

@@ -1,13 +1,14 @@
-"""How noisy are honest machines, and does an audit ever refuse one?
+"""How noisy honest machines are, and whether an audit ever rejects one.
 
-A tiny model is run by torch and vLLM, in float32 and bfloat16, in small and large batches, with one thread and two;
-each reads what all of them wrote. A quarter of the completions calibrates the bounds of a run, the others are judged by
-them in files of 16 completions, as a validator does. On a CPU without bfloat16 instructions it is imitated.
+A tiny model runs in torch and vLLM, in float32 and bfloat16, in small and large batches, with one thread and two; each
+setup reads what all of them generated. A quarter of the completions calibrates the bounds of a run. The others are
+judged by these bounds in files of 16 completions, as a validator does. On a CPU without bfloat16 instructions it is
+emulated.
 
     python bench/noise.py [COMPLETIONS] [--results FOLDER] [--minutes MINUTES]
 
-It takes long. With --results the same command goes on where it was stopped; with --minutes it stops by itself once they
-are over and says that there is more to do, with exit code 3.
+It takes long. With --results the same command continues where it was stopped. With --minutes it stops after that time,
+says that there is more to do, and exits with code 3.
 """
 
 import asyncio
@@ -37,7 +38,7 @@ SMOKE_COMPLETIONS = 8
 FLOAT32_SHARE = 6
 """Completions in float32 for each in bfloat16, which is slow where it is imitated."""
 TOKENS = 256
-"""Each completion goes on for eight chunks: no token ends it."""
+"""Each completion has eight chunks: no token ends it."""
 FILE_ROWS = 16
 UNFINISHED = 3
 """Exit code where there is more to do."""
@@ -115,7 +116,7 @@ def main() -> int:
                 Measurement(make_plan(checkpoint, flags.completions, smoke=flags.smoke), results, ends_at).run()
             )
         except TimeIsUp:
-            print(f"the {flags.minutes:g} minutes are over; the same command goes on from {results}")
+            print(f"the {flags.minutes:g} minutes are over; the same command continues from {results}")
             return UNFINISHED
         report(rows, None if flags.smoke else ModelFiles.open(checkpoint).hidden)
     return 0

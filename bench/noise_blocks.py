@@ -1,6 +1,6 @@
 """Honest engines write completions and read each other's, in blocks that are kept: what was done is not done again.
 
-The folder of the blocks is this program's own. They are pickles, so they must not come from anybody else.
+Only this program writes to the folder of the blocks. They are pickles, so they must not come from elsewhere.
 """
 
 import pickle
@@ -28,8 +28,8 @@ from prime_node.engine.measurement import ClaimedRow, RowMeasurement
 from prime_node.engine.process import EngineProcess, build_environment
 
 HOUR_MS = 3_600_000
-"""Nobody waits for an engine here, however busy the machine is."""
-# Threads that wait for each other without end take the processor from everybody else.
+"""No time limit for an engine, however busy the machine is."""
+# Threads that spin while they wait for each other take the processor from other processes.
 BASE = EngineConfig(device="cpu", variables=("OMP_WAIT_POLICY=PASSIVE",), start_ms=HOUR_MS, stall_ms=HOUR_MS)
 
 

@@ -1,10 +1,10 @@
-"""How far the looks of two readers of the same file are apart, by what they read it with, and how far a guess is.
+"""How far the read proofs of two readers of the same file differ, by the engine of each, and how far a guess differs.
 
     python bench/read_proofs.py [--model FOLDER] [--rows 32] [--tokens 64] [--readers 300]
 
-Without a model it is the tiny one. What the worker wrote is read by each kind of reader. A row of the table is the root
-mean square error of its looks against those of a reader in float32, over many readers; `refuted` is how many of them
-the ledger would refute. Ends with RESULT honest_max= honest_refuted= unread_min= unread_passed=.
+Without --model it uses the tiny model. Each kind of reader reads what the worker wrote. A row of the table is the root
+mean square error of its read proofs against those of a reader in float32, over many readers; `refuted` is how many of
+them the ledger would refute. It ends with RESULT honest_max= honest_refuted= unread_min= unread_passed=.
 """
 
 import tempfile
@@ -21,7 +21,7 @@ from prime_node.engine.interface import ForwardResult, GenerateRequest, Sampling
 from prime_node.engine.torch.engine import TorchEngine
 from prime_protocol.constants import READ_PROOF_BYTES, READ_PROOF_ERROR_MAX, READ_PROOF_PROBES
 from prime_protocol.proofs.read_proofs import (
-    ReadProofBuilder,
+    BlockProjections,
     ReadProofRequest,
     compute_read_proof_error,
     encode_read_proof,
@@ -86,14 +86,14 @@ def read_all(
 
 
 def take(states: States, submission: Digest, reader: NodeId) -> bytes:
-    looker = ReadProofBuilder(ReadProofRequest(submission, (reader,)), [len(states[row]) for row in range(len(states))])
+    looker = BlockProjections(ReadProofRequest(submission, (reader,)), [len(states[row]) for row in range(len(states))])
     for row, bits in states.items():
         looker.add_row(row, bits)
-    return looker.finish()[reader]
+    return encode_read_proof(looker.finish()[reader])
 
 
 def compare(found: dict[str, States], other: States, readers: int) -> dict[str, list[tuple[float, bool]]]:
-    """Error, and whether it is refuted, of each kind of looks for each reader."""
+    """Error, and whether it is refuted, of each kind of reader's read proofs, for each reader."""
     exact, dice = found["float32"], np.random.default_rng(1)
     rows: dict[str, list[tuple[float, bool]]] = {}
     for number in range(readers):
@@ -105,9 +105,9 @@ def compare(found: dict[str, States], other: States, readers: int) -> dict[str, 
         said |= dict(
             zip(UNREAD, (*made_up, take(exact, submission, stranger), take(other, submission, reader)), strict=True)
         )
-        for kind, looks in said.items():
+        for kind, proof in said.items():
             rows.setdefault(kind, []).append(
-                (compute_read_proof_error(looks, true), is_read_proof_refuted(looks, true))
+                (compute_read_proof_error(proof, true), is_read_proof_refuted(proof, true))
             )
     return rows
 
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_size("--readers", 300, 3)
     args = parser.parse()
     sampling = Sampling(temperature=1.0, eos=frozenset(), tokens_max=args.tokens)
-    with tempfile.TemporaryDirectory(prefix="prime-looks-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="prime-read-proofs-") as scratch:
         folder = Path(scratch)
         checkpoint = args.model or make_tiny_checkpoint(folder / "tiny", vocabulary=64)
         worker = open_engine(checkpoint)
@@ -129,7 +129,7 @@ def main() -> None:
             dict(read_all(checkpoint, texts, sampling, folder)), read(worker, others, sampling), args.readers
         )
     print(f"{args.readers} readers of {args.rows} rows of {args.tokens} tokens; refuted above {READ_PROOF_ERROR_MAX}")
-    print(f"{'looks':<28}{'median':>8}{'least':>8}{'most':>8}{'refuted':>9}")
+    print(f"{'reader':<28}{'median':>8}{'least':>8}{'most':>8}{'refuted':>9}")
     for kind, found in rows.items():
         errors = [error for error, _ in found]
         refuted = sum(is_so for _, is_so in found)

@@ -2,8 +2,8 @@
 
     python bench/shaped_links.py [--nodes 16] [--mbit 100] [--mib 960] [--shard-mib 2]
 
-Needs root and iproute2. The least possible is size/bandwidth: the origin has to send every byte once. `ratio` is what
-it took, less one shard's time for each step of depth, over that. Above 1.3 the command fails.
+Needs root and iproute2. The lower bound is size over bandwidth, because the origin has to send every byte once. `ratio`
+is the time taken, less the time of one shard for each level of depth, over that bound. Above 1.3 the command fails.
 """
 
 import tempfile

@@ -2,14 +2,14 @@
 
     python bench/shardcast.py [--mib 2048] [--folder /dev/shm]
 
-Origin, relay and clients are processes on loopback, all folders on a tmpfs. Full: a checkpoint nobody has. Delta: 1 %
-of the values changed; the public package has no deltas and sends the file. Time is from the order to publish until the
-last client has the file, verified: ours every tensor, theirs the file. `limit` is one hop with nothing around it:
-aiohttp's FileResponse, aiohttp's client, SHA-256. CPU is of all processes together; memory is the largest sum of
-anonymous memory: file pages, which both leave to the page cache, are not in it. With four clients the size is three
-quarters: the public package needs eleven times the size on the tmpfs, which has to fit the machine's memory. All of
-that memory is used once before: what a virtual machine has not been given yet costs three times as much to fill, and
-whoever came first would pay for it.
+Origin, relay and clients are processes on loopback, with all folders on a tmpfs. Full: a checkpoint that no client has.
+Delta: 1 % of the values changed; the public package has no deltas and sends the file. Time is from the command to
+publish until the last client has verified the file: ours every tensor, theirs the file. `limit` is one hop with nothing
+else: aiohttp's FileResponse, aiohttp's client, SHA-256. CPU is of all processes together. Memory is the largest sum of
+anonymous memory, without file pages, which both leave to the page cache. With four clients the size is three quarters:
+the public package needs eleven times the size on the tmpfs, which must fit the machine's memory. All of that memory is
+used once before: pages that a virtual machine has not been given yet cost three times as much to fill, and the first
+contender would pay for them.
 """
 
 import hashlib
@@ -46,7 +46,7 @@ class Cost:
 
 
 def use_memory(folder: Path, mib: int) -> None:
-    """Fill so much of the tmpfs and give it back; no more than is free, less a GiB."""
+    """Fill this much of the tmpfs and free it again; at most what is free, less a GiB."""
     lines = Path("/proc/meminfo").read_text().splitlines()
     free_mib = next(int(line.split()[1]) // 1024 for line in lines if line.startswith("MemFree:"))
     zeros = bytes(2**20)

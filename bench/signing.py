@@ -1,9 +1,9 @@
-"""How many envelopes are sealed and opened a second, and receipts signed and checked, against eth-account.
+"""How many envelopes are sealed and opened per second, and receipts signed and verified, against eth-account.
 
     python bench/signing.py [--rounds 10] [--count 300]
 
-eth-account is what a wallet in Python would use. For the envelope it signs and recovers the same digest and does
-nothing else; ours also encodes, decodes and checks the letter. For receipts both do the whole of EIP-712.
+eth-account is what a wallet in Python would use. For the envelope it only signs and recovers the same digest; ours also
+encodes, decodes and checks the payload. For receipts both do the whole of EIP-712.
 """
 
 import sys

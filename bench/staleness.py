@@ -1,12 +1,12 @@
-"""How old may rollouts be? GRPO on sort-digits with rollouts 0 to 8 steps old, with the correction on and off.
+"""How old rollouts may be: GRPO on sort-digits with rollouts 0 to 8 steps old, with the correction on and off.
 
     python bench/staleness.py [--lags 0,1,2,4,8] [--corrections on,off] [--seeds 0,1,2] [--steps 160]
                               [--learning-rate 0.0003] [--results FILE [--runs N]] [--svg FILE]
 
-Same warm start and same prompts for each; the rollouts of a step are drawn with the published (bf16) weights of so many
-steps before. Everything that learns is the trainer's own code; only the network between is left out. A sweep takes most
-of an hour, so with --results each run is kept as a line of JSON, what is there is not run again, and --runs ends it
-after so many new ones.
+Every run has the same warm start and the same prompts. The rollouts of a step are drawn with the published (bf16)
+weights of an earlier step, as old as the lag says. Training is the trainer's own code; only the network is left out. A
+sweep takes most of an hour. With --results each run is kept as a line of JSON and not run again, and --runs stops after
+that many new runs.
 """
 
 import json

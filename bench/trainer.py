@@ -3,8 +3,8 @@
     python bench/trainer.py [--rounds 2]
 
 All sides take the same optimizer step on the same 32 completions of unequal length and must find the same loss and the
-same gradient. They take turns in processes of their own, so whatever else this machine does hits all of them; times are
-CPU seconds of one thread. TRL is tried with several sizes of micro-batch, and its fastest counts.
+same gradient. They take turns in separate processes, so other load on this machine affects all of them. Times are CPU
+seconds of one thread. TRL is tried with several sizes of micro-batch, and its fastest counts.
 """
 
 import argparse

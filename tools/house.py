@@ -20,7 +20,7 @@ MARKDOWN_COLUMNS_MAX = 120
 OLD_WORDS = re.compile(
     r"\b(Crier|Saying|GossipHalf|Workshop|Wishes|Courier|Parcel|Shelf|Glance|Onlookers?|Letter|Scribe|\w+Desk|Recess"
     r"|Conduct|Slate|TempoConfig|Purse|Harvest|PlantRevealed|planted|looks_like_a_look|_mourn|gossip_voice|day_file"
-    r"|Outcome\.(?:SOFT|HARD))\b"
+    r"|Outcome\.(?:SOFT|HARD)|look/1|peer-card|standings|way_out|liars)\b"
 )
 """Words of the old vocabulary that must not come back; docs/decisions/0010 has what replaced them."""
 
@@ -31,7 +31,6 @@ CALLED_BY_NAME = re.compile(
     r"|get_buffer|buffer_updated|eof_received|connection_lost|data_received"  # asyncio protocols
     r"|validate_msg|notify_subscriptions|opened_stream|closed_stream|listen_close"  # libp2p
     r"|__get_pydantic_\w+__"
-    r"|cosign_tree_head"  # used by witnesses, which the next release brings
 )
 """Names that a library or a joined string calls, so that no code here names them."""
 

@@ -13,14 +13,17 @@ class Attacker(StrEnum):
     WORKER = "worker"
     VALIDATOR = "validator"
     RELAY = "relay"
+    TRAINER = "trainer"
     COORDINATOR = "coordinator"
+    STRANGER = "stranger"
 
 
 class AttackVerdict(StrEnum):
     """The result that an attack must have."""
 
     REFUSED = "refused"
-    """Not accepted: no credit, and nothing of it is used. Found by the intake checks or by the ledger's rules."""
+    """Not accepted: no credit, and nothing of it is used. Found by the intake checks or by the ledger's rules. Of a
+    coordinator: validators stop working for it."""
     FRAUDULENT = "fraudulent"
     """Found by an audit: no credit, and the stake is slashed."""
     PROVEN = "proven"
@@ -60,7 +63,7 @@ class AttackResult:
     """The checks that named it."""
     reason: str
     tokens: int = 0
-    """Output tokens that were read before the result was clear; 0 if none were needed."""
+    """Tokens that the model read, second readings included, before the result was clear; 0 if none were needed."""
 
     def is_as_listed(self, attack: Attack) -> bool:
         """Whether the verdict is the listed one and a listed check named it; no check, if none is listed."""
@@ -83,7 +86,7 @@ def _worker(
 REFUSED, FRAUDULENT, PROVEN, OVERRULED, HARMLESS, UNDETECTED = AttackVerdict
 VALIDATOR, RELAY, COORDINATOR = Attacker.VALIDATOR, Attacker.RELAY, Attacker.COORDINATOR
 PROOF_CHECKS = ("exponent_mismatches", "mantissa_error_mean", "mantissa_error_median", "sign_mismatches", "noise")
-TOKEN_CHECKS = ("margin", "margin_mean")
+TOKEN_CHECKS = ("margin", "margin_mean", "margin_sum")
 LOGPROB_CHECKS = ("logprob_error", "logprob_error_mean")
 MODEL_CHECKS = (*PROOF_CHECKS, *TOKEN_CHECKS, *LOGPROB_CHECKS)
 FORGED_PROOF_CHECKS = ("decoy_hits", "leading_zeros", "collisions", *PROOF_CHECKS)
@@ -121,6 +124,36 @@ ENGINE_ATTACKS = (
     _worker("forged-logprobs", "halves every log-prob", FRAUDULENT, *LOGPROB_CHECKS, gains="bends what is learnt"),
 )
 """Run by the engine of a dishonest owner; prime_lab.cheats has the engines, and a devnet runs them live."""
+
+ANSWER_ATTACKS = (
+    _worker(
+        "selective-answer-sheet",
+        "writes the right answer only in the rows where no chunk and no mean of the file is beyond a limit",
+        FRAUDULENT,
+        "margin_sum",
+        gains="better rewards",
+    ),
+)
+STEADY_ATTACKS = (
+    _worker(
+        "careful-answer-sheet",
+        "writes the right answer in as many rows as the whole weighing of a file accepts",
+        FRAUDULENT,
+        "accumulated",
+        gains="better rewards",
+    ),
+    _worker(
+        "near-honest",
+        "draws at 0.985 of the temperature, so that few files convict by themselves",
+        FRAUDULENT,
+        "accumulated",
+        "margin_sum",
+        gains="better rewards",
+    ),
+)
+"""Against the evidence of one file; files follow each other until what they add up to convicts."""
+
+"""Against the weighing of short answers, by a model that knows some of them; with default and calibrated bounds."""
 
 ROW_ATTACKS = (
     _worker("constant-proof", "every proof is one constant", FRAUDULENT, *FORGED_PROOF_CHECKS, saves=0.9),
@@ -176,6 +209,16 @@ FILE_ATTACKS = (
     _worker("broken-modulus", "a proof whose modulus divides by zero", FRAUDULENT, "proofs"),
     _worker("noise", "bytes that are no file", REFUSED, "file"),
     _worker("cut-file", "the first half of a file", REFUSED, "file"),
+    _worker(
+        "over-context", "a row longer than the model's context, which no engine can read", REFUSED, "output_tokens"
+    ),
+    _worker(
+        "big-file",
+        "forges the last row of a large file, so that rejecting it takes longer than accepting it",
+        FRAUDULENT,
+        *LOGPROB_CHECKS,
+        gains="its judges run out of time",
+    ),
 )
 """Files that attack the reader."""
 
@@ -210,6 +253,13 @@ LEDGER_ATTACKS = (
     _worker("swapped-when-drawn", "sends an honest file once it is drawn", FRAUDULENT, "audit", saves=0.9),
     _worker("runs-with-stake", "forges and asks its stake back", FRAUDULENT, "audit", saves=0.9),
     _worker("sleeper", "earns trust, then forges now and then", FRAUDULENT, "audit", saves=0.9),
+    _worker(
+        "worker-ground-draw",
+        "earns trust, then forges, and sends of many files the one that the last known randomness would spare",
+        FRAUDULENT,
+        "audit",
+        saves=0.9,
+    ),
 )
 """Against the ledger's rules, in the simulator, which runs the coordinator's and the node's own decisions."""
 
@@ -235,11 +285,27 @@ VALIDATOR_ATTACKS = (
     _attack(
         VALIDATOR,
         "copies-verdicts",
-        "says what another has said",
+        "says what a round before has said",
         OVERRULED,
         "read_proof",
         gains="pay for nothing",
         saves=1.0,
+    ),
+    _attack(
+        VALIDATOR,
+        "copied-verdict",
+        "waits until it can read another verdict of its round, and gives the same",
+        REFUSED,
+        "commitment",
+        gains="pay for nothing",
+    ),
+    _attack(
+        VALIDATOR,
+        "starved-victim",
+        "a third call the files of one worker fraudulent",
+        OVERRULED,
+        "penalty_nano",
+        gains="the worker is not paid",
     ),
     _attack(
         VALIDATOR,
@@ -291,7 +357,7 @@ COORDINATOR_ATTACKS = (
     _attack(
         COORDINATOR,
         "back-dated-head",
-        "draws from a head before the submission",
+        "draws from a round before the one that the head fixes",
         PROVEN,
         "replay",
         gains="can try until it likes the draw",
@@ -305,20 +371,84 @@ COORDINATOR_ATTACKS = (
         gains="late work is in time",
     ),
 )
+HOSTILE_TOKENIZER = _attack(
+    Attacker.TRAINER,
+    "hostile-tokenizer",
+    "publishes a tokenizer.json that panics, takes all memory, never ends, or is nested without end",
+    HARMLESS,
+    "tokenizer process",
+    gains="every node's process",
+)
 GROUND_DRAW = _attack(
     COORDINATOR,
     "ground-draw",
-    "tries in private what it may choose before a head until the draw suits it, and publishes that",
-    UNDETECTED,
+    "knows every round, and rewrites the entries before a head in private until the draw suits it",
+    PROVEN,
+    "replay",
     gains="a friend's forged work is never audited, or friends judge it",
 )
-WORKER_ATTACKS = (*ENGINE_ATTACKS, *ROW_ATTACKS, *FILE_ATTACKS)
+BACKDATED_ENTRY = _attack(
+    COORDINATOR,
+    "backdated-entry",
+    "sees a round, and puts a friend's submission before the head that the round belongs to",
+    PROVEN,
+    "replay",
+    gains="a friend's forged work is never audited",
+)
+BROKEN_RULE = _attack(
+    COORDINATOR,
+    "broken-rule",
+    "credits a submission that no validator has judged",
+    PROVEN,
+    "ledger follower",
+    gains="friends are paid for nothing",
+)
+WRONG_CLOCK = _attack(
+    COORDINATOR,
+    "wrong-clock",
+    "writes an entry with a time that lies an hour ahead",
+    REFUSED,
+    "ledger follower",
+    gains="deadlines pass and stake is released when it likes",
+)
+STRANGER_ATTACKS = (
+    _attack(
+        Attacker.STRANGER,
+        "log-flood",
+        "64 free keys, and new ones without end, register, delegate and revoke all day from 64 networks",
+        REFUSED,
+        "Payload.sender",
+        gains="a log that others must store and replay",
+    ),
+    _attack(
+        Attacker.STRANGER,
+        "spoiler-entries",
+        "a free key registers differently until the next tree root suits it",
+        REFUSED,
+        "Payload.sender",
+        gains="a say in what is drawn from a root",
+    ),
+)
+CROSS_RUN = _worker(
+    "cross-run-reputation",
+    "earns a good name in a cheap run and takes it to an expensive one",
+    HARMLESS,
+    "audit_rate",
+    gains="fewer audits where work is dear",
+)
+WORKER_ATTACKS = (*ENGINE_ATTACKS, *ANSWER_ATTACKS, *STEADY_ATTACKS, *ROW_ATTACKS, *FILE_ATTACKS)
 ALL_ATTACKS = (
     *WORKER_ATTACKS,
     *PROGRAM_ATTACKS,
     *LEDGER_ATTACKS,
+    CROSS_RUN,
     *VALIDATOR_ATTACKS,
     *RELAY_ATTACKS,
+    HOSTILE_TOKENIZER,
     *COORDINATOR_ATTACKS,
     GROUND_DRAW,
+    BACKDATED_ENTRY,
+    BROKEN_RULE,
+    WRONG_CLOCK,
+    *STRANGER_ATTACKS,
 )

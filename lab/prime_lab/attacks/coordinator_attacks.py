@@ -1,38 +1,52 @@
-"""A dishonest coordinator: logs changed after the fact, and draws that it grinds until they suit it.
+"""A dishonest coordinator: logs changed after the fact, draws that it grinds until they suit it, rules that it breaks.
 
 A coordinator can sign any entry of its own and any tree head. It cannot make an independent replay of a changed log
-succeed, nor make two heads that it signed consistent. Grinding is different: a draw depends on the first head after the
-submission, and the head on every entry before it. Only the coordinator knows when it received the last of these, so
-each millisecond that it may claim is another head. Others see one log that replays, and no attempt that was discarded.
+succeed, nor make two heads that it signed consistent. How it grinds a draw is in grinding.py. Validators that follow
+the log find a broken rule without being asked: `attack_rules` runs the code with which a node does it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from prime_lab.attacks.catalog import COORDINATOR_ATTACKS, GROUND_DRAW, Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    BACKDATED_ENTRY,
+    BROKEN_RULE,
+    COORDINATOR_ATTACKS,
+    GROUND_DRAW,
+    WRONG_CLOCK,
+    Attack,
+    AttackResult,
+    AttackVerdict,
+)
+from prime_lab.attacks.grinding import (
+    TRIES_MAX,
+    DishonestOperator,
+    Leaves,
+    find_grinding_position,
+    find_refusal,
+    grind_draw,
+    read_entry,
+)
 from prime_lab.simulator.coordinator_host import CoordinatorHost
 from prime_lab.simulator.plan import SimulationPlan
 from prime_lab.simulator.simulation import simulate_world
 from prime_lab.simulator.world import NETWORK, RUN
+from prime_node.log.replay import HeadSighting, HeadSightings, LedgerReplay, check_entries, make_accusation
 from prime_node.log.tree_heads import HeadRelation, SignedHead, compare_sizes, compare_with_tiles
-from prime_protocol.constants import BASIS_POINTS
+from prime_protocol.constants import BASIS_POINTS, ENVELOPE_LIFE_MS_MAX
 from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.accusation import Accusation, BrokenRule, judge_accusation
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.audits import compute_audit_rate_bps, compute_draw
 from prime_protocol.ledger.entries import LogRecord
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger, replay
-from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash
-from prime_protocol.log.tiles import encode_tile
-from prime_protocol.log.tree_head import TreeHead, sign_tree_head
+from prime_protocol.log.merkle import Frontier, MerkleTree, compute_leaf_hash
+from prime_protocol.log.tiles import Tile, encode_tile, list_new_bundles
+from prime_protocol.log.tree_head import TreeHead, VerifierKey, sign_tree_head
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import Payload, seal_envelope
-from prime_protocol.wire.ids import Digest, NodeId
-
-Leaves = Sequence[bytes]
 
 
 def find_entry(leaves: Leaves, kind: type, is_wanted: Callable[[Any], bool] = lambda entry: True) -> int:
@@ -112,7 +126,7 @@ FORGED_LOGS: dict[str, Callable[[CoordinatorHost, Leaves], list[bytes]]] = {
     "dropped-submission": drop_submission,
     "invented-draw": change_draw(lambda entry: replace(entry, validators=tuple(reversed(entry.validators)))),
     "spared-draw": change_draw(lambda entry: replace(entry, validators=())),
-    "back-dated-head": change_draw(lambda entry: replace(entry, head_size=entry.head_size - 1)),
+    "back-dated-head": change_draw(lambda entry: replace(entry, randomness_round=entry.randomness_round - 1)),
     "back-dated-entry": backdate_entry,
 }
 
@@ -157,35 +171,7 @@ def sign_head(host: CoordinatorHost, leaves: Leaves) -> SignedHead:
     return SignedHead(head, sign_tree_head(head, host.log_key))
 
 
-TRIES_MAX = 200
-"""Far fewer than a coordinator has time for: an attempt costs one hash of the log's right edge."""
-GRINDING_SEEDS = range(1, 9)
-Draw = tuple[NodeId, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class GrindingPosition:
-    """Where a log can be ground: its entries up to the last before a head, and the draw that depends on that head."""
-
-    leaves: Leaves
-    """Without what comes after the draw."""
-    head: int
-    """Index of the noted head."""
-    submission: Digest
-    rate_bps: int
-    """How likely it was to be drawn."""
-    foe: NodeId
-    """A validator that the coordinator wants to avoid."""
-
-
-@dataclass(frozen=True, slots=True)
-class GroundLog:
-    """A log with a draw that suits, and the number of attempts."""
-
-    leaves: Leaves
-    drawn: Draw
-    """Empty: the submission is not audited."""
-    tries: int
+GRINDING_SEEDS = range(1, 25)
 
 
 def attack_draws() -> Iterator[tuple[Attack, AttackResult]]:
@@ -193,76 +179,155 @@ def attack_draws() -> Iterator[tuple[Attack, AttackResult]]:
 
     Some worlds have too few eligible validators for another draw, so several seeds are tried until one gives a result.
     """
-    for seed in GRINDING_SEEDS:
-        _, finished = simulate_world(SimulationPlan(seed=seed, nodes=16, steps=4, malicious=0.0))
-        host = finished.world.host
-        result = grind_log(host, list(host.disk))
-        if result.verdict is not None:
-            break
-    yield GROUND_DRAW, result
+    pairs: list[tuple[Attack, Callable[[CoordinatorHost, Leaves], AttackResult]]] = [
+        (GROUND_DRAW, grind_log),
+        (BACKDATED_ENTRY, insert_behind_round),
+    ]
+    for attack, attempt in pairs:
+        for seed in GRINDING_SEEDS:
+            _, finished = simulate_world(SimulationPlan(seed=seed, nodes=24, steps=5, malicious=0.0))
+            host = finished.world.host
+            result = attempt(host, list(host.disk))
+            if result.verdict is not None:
+                break
+        yield attack, result
 
 
 def grind_log(host: CoordinatorHost, leaves: Leaves) -> AttackResult:
-    position = find_grinding_position(leaves)
+    """The coordinator runs the chain itself, so it knows every round. It does not have the validators' keys."""
+    operator = make_operator(host)
+    position = find_grinding_position(operator, leaves)
     if position is None:
         return AttackResult(verdict=None, checks=(), reason="no worker past probation was drawn")
-    spared = grind_draw(host, position, lambda drawn: not drawn)
-    friendly = grind_draw(host, position, lambda drawn: bool(drawn) and position.foe not in drawn)
+    spared = grind_draw(operator, position, lambda drawn: not drawn)
+    friendly = grind_draw(operator, position, lambda drawn: bool(drawn) and position.foe not in drawn)
     if spared is None or friendly is None:
         return AttackResult(verdict=None, checks=(), reason=f"no draw suited in {TRIES_MAX} tries")
-    for found in (spared, friendly):
-        try:
-            replay(NETWORK, found.leaves, coordinator=host.key.node)
-        except RemoteError as error:
-            return AttackResult(verdict=AttackVerdict.PROVEN, checks=("replay",), reason=str(error))
     rate = f"{position.rate_bps / BASIS_POINTS:.0%}"
     told = f"spared in try {spared.tries} at {rate}, rid of a judge in try {friendly.tries}"
-    return AttackResult(verdict=AttackVerdict.UNDETECTED, checks=(), reason=f"{told}; both replay")
+    refusals = [find_refusal(operator, found.leaves) for found in (spared, friendly)]
+    if all("cosignatures" in refusal for refusal in refusals):
+        return AttackResult(verdict=AttackVerdict.PROVEN, checks=("replay",), reason=f"{told}; {refusals[0]}")
+    return AttackResult(verdict=AttackVerdict.UNDETECTED, checks=(), reason=f"{told}; a log replays")
 
 
-def find_grinding_position(leaves: Leaves) -> GrindingPosition | None:
-    """The first draw of a submission that might not have been audited."""
+def make_operator(host: CoordinatorHost) -> DishonestOperator:
+    return DishonestOperator(key=host.key, network=NETWORK, run=RUN, chain=host.chain, sign_round=host.sign_round)
+
+
+def insert_behind_round(host: CoordinatorHost, leaves: Leaves) -> AttackResult:
+    """A friend's submission comes after a round is out, and is put before the head that the round belongs to."""
+    for recorded, leaf in enumerate(leaves):
+        late = recorded + 1
+        if not isinstance(read_entry(leaf), e.RoundRecorded) or not read_entry(leaf).cosignatures:
+            continue
+        if late >= len(leaves) or not isinstance(read_entry(leaves[late]), e.Submitted):
+            continue
+        head = max(place for place in range(recorded) if isinstance(read_entry(leaves[place]), e.HeadNoted))
+        bent = backdate_submission(host, leaves, head, late)
+        refusal = find_refusal(make_operator(host), bent)
+        if "cosignatures" in refusal:
+            return AttackResult(verdict=AttackVerdict.PROVEN, checks=("replay",), reason=refusal)
+    return AttackResult(verdict=None, checks=(), reason="no submission came right after a round")
+
+
+def backdate_submission(host: CoordinatorHost, leaves: Leaves, head: int, late: int) -> list[bytes]:
+    """The log with the entry at `late` before the head, whose root is made right again."""
+    at_ms = decode(LogRecord, leaves[head]).at_ms
+    moved = encode(replace(decode(LogRecord, leaves[late]), at_ms=at_ms))
     ledger = Ledger(NETWORK)
-    for index, leaf in enumerate(leaves):
-        entry = read_entry(leaf)
-        if isinstance(entry, e.AuditDrawn) and entry.validators and not entry.round:
-            run = ledger.state.runs[RUN]
-            node = run.submissions[entry.submission].node
-            rate_bps = compute_audit_rate_bps(ledger.state.nodes[node].streak, run.terms)
-            if rate_bps < BASIS_POINTS:
-                return GrindingPosition(
-                    leaves[: index + 1], entry.head_size, entry.submission, rate_bps, entry.validators[0]
-                )
-        ledger.restore(leaf)
+    for leaf in (*leaves[:head], moved):
+        try:
+            ledger.restore(leaf)
+        except RemoteError:
+            return list(leaves)  # its lease was granted after the head
+    noted = rewrite_entry(host, leaves[head], partial(replace, root=ledger.state.frontier.root()))
+    return [*leaves[:head], moved, noted, *leaves[head + 1 : late]]
+
+
+# --- Rules ------------------------------------------------------------------------------------------------------------
+
+HEAD_INTERVAL_MS = 10_000
+"""Between the last two heads that a validator is shown."""
+AHEAD_MS = 3_600_000
+
+
+def credit_unjudged(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
+    """The log up to a submission, and then its credit instead of its audit."""
+    before = list(leaves[: find_entry(leaves, e.Submitted) + 1])
+    ledger = replay(NETWORK, before)
+    (submission, *_) = reversed(ledger.state.runs[RUN].submissions)
+    return [*before, seal_next(host, ledger, e.Credited(submission=submission, units=1_000_000))]
+
+
+def hurry_clock(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
+    """The log, and one more entry that keeps every rule, with a time that has not come."""
+    ledger = replay(NETWORK, leaves)
+    return [*leaves, seal_next(host, ledger, e.HeadNoted(root=ledger.state.frontier.root()), ahead_ms=AHEAD_MS)]
+
+
+def seal_next(host: CoordinatorHost, ledger: Ledger, entry: e.Credited | e.HeadNoted, *, ahead_ms: int = 0) -> bytes:
+    """The next leaf of a log, signed by its coordinator. No rule is asked."""
+    at_ms = ledger.state.at_ms + ahead_ms
+    frame = seal_envelope(
+        host.key,
+        kind=type(entry).__name__,
+        body=encode(entry),
+        network=NETWORK,
+        run=RUN if isinstance(entry, e.Credited) else None,
+        sequence=ledger.state.sequences[host.key.node] + 1,
+        issued_at_ms=at_ms,
+        life_ms=ENVELOPE_LIFE_MS_MAX,
+    )
+    return encode(LogRecord(at_ms, frame))
+
+
+RULE_BREAKERS: dict[Attack, Callable[[CoordinatorHost, Leaves], list[bytes]]] = {
+    BROKEN_RULE: credit_unjudged,
+    WRONG_CLOCK: hurry_clock,
+}
+
+
+def attack_rules() -> Iterator[tuple[Attack, AttackResult]]:
+    """Against the code that a node follows the log with."""
+    _, scene = simulate_world(SimulationPlan(seed=1, nodes=16, steps=1, malicious=0.0))
+    host = scene.world.host
+    for attack, break_rule in RULE_BREAKERS.items():
+        yield attack, judge_followed(host, break_rule(host, list(host.disk)))
+
+
+def judge_followed(host: CoordinatorHost, leaves: Leaves) -> AttackResult:
+    """What a validator makes of a log, and whether a second one that receives its accusation agrees."""
+    accusation = follow_log(host, leaves)
+    if accusation is None:
+        return AttackResult(verdict=None, checks=(), reason="the follower found nothing")
+    key = VerifierKey.of(host.origin, host.log_key)
+    judge_accusation(accusation, log_key=key, network=NETWORK, coordinator=host.key.node)
+    is_shared = accusation.rule is BrokenRule.LEDGER and follow_log(host, leaves) == accusation
+    verdict = AttackVerdict.PROVEN if is_shared else AttackVerdict.REFUSED
+    return AttackResult(
+        verdict=verdict, checks=("ledger follower",), reason=f"entry {accusation.index}: {accusation.problem}"
+    )
+
+
+def follow_log(host: CoordinatorHost, leaves: Leaves) -> Accusation | None:
+    """The accusation of a validator that was shown a head before the last entry, and then one with it."""
+    heads, seen = [sign_head(host, leaves[:-1]), sign_head(host, leaves)], HeadSightings()
+    shown_ms = decode(LogRecord, leaves[-2]).at_ms
+    for number, shown in enumerate(heads):
+        seen.add(HeadSighting(shown.size, shown_ms + number * HEAD_INTERVAL_MS, is_newest=True))
+    tree, head = MerkleTree([compute_leaf_hash(leaf) for leaf in leaves]), heads[-1]
+
+    def get_tile(tile: Tile) -> bytes:
+        return encode_tile(tile, tree.get_node)
+
+    ledger, frontier = LedgerReplay(NETWORK, host.key.node), Frontier()
+    for bundle in list_new_bundles(0, len(leaves)):
+        start, stop = frontier.size, frontier.size + bundle.width
+        frontier = check_entries(frontier, leaves[start:stop], head.head, get_tile)
+        for end, window in seen.split(start, stop):
+            finding = ledger.apply(leaves[start:end], window).finding
+            start = end
+            if finding is not None:
+                return make_accusation(finding, head.head, head.note, get_tile)
     return None
-
-
-def grind_draw(host: CoordinatorHost, position: GrindingPosition, suits: Callable[[Draw], bool]) -> GroundLog | None:
-    """Claim a later millisecond for the last entry before the head, until the draw suits."""
-    before = Ledger(NETWORK)
-    for leaf in position.leaves[: position.head - 1]:
-        before.restore(leaf)
-    last, head, draw = position.leaves[position.head - 1], position.leaves[position.head], position.leaves[-1]
-    for number in range(1, TRIES_MAX + 1):
-        ledger, tried = deepcopy(before), delay_entry(last, number)
-        ledger.restore(tried)
-        root = ledger.state.frontier.root()
-        noted = delay_entry(rewrite_entry(host, head, partial(replace, root=root)), number)
-        ledger.restore(noted)
-        at_ms = decode(LogRecord, draw).at_ms + number
-        drawn = compute_draw(ledger.state, ledger.state.runs[RUN], position.submission, at_ms)
-        if drawn is not None and suits(drawn):
-            said = delay_entry(rewrite_entry(host, draw, partial(replace, validators=drawn)), number)
-            return GroundLog([*position.leaves[: position.head - 1], tried, noted, said], drawn, number)
-    return None
-
-
-def delay_entry(leaf: bytes, wait_ms: int) -> bytes:
-    """The same entry with a later time of receipt, which its author's signature does not cover."""
-    record = decode(LogRecord, leaf)
-    return encode(replace(record, at_ms=record.at_ms + wait_ms))
-
-
-def read_entry(leaf: bytes) -> Any:
-    _, payload = decode_leaf(leaf)
-    return decode(ENTRY_TYPES[payload.kind], payload.body)

@@ -18,7 +18,8 @@ from prime_lab.attacks.catalog import ENGINE_ATTACKS, ROW_ATTACKS, Attack, Attac
 from prime_lab.attacks.forged_files import FILE_FORGERS, HonestWork
 from prime_lab.attacks.harness import SAMPLES, AttackHarness, HarnessLease, digest_words
 from prime_lab.cheats import proof_forgery as forgery
-from prime_lab.cheats.engines import Rewriter, open_cheat
+from prime_lab.cheats.engines import Rewriter
+from prime_lab.cheats.registry import open_cheat
 from prime_node.engine.interface import Engine
 from prime_node.engine.measurement import RowMeasurement, measure_row
 from prime_node.jobs.examination import list_claims

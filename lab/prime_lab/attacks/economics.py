@@ -1,24 +1,25 @@
-"""What an attack is worth, in a run's own terms. Pure.
+"""What an attack is worth under a run's terms. Pure.
 
 A worker past probation that forges k submissions at once, against honest work:
 
     gain = k * saves * cost - E[X] * pay - E[min(X * slash, stake)]       X ~ Binomial(k, audit_floor * detection)
 
-k is at most what the coordinator leaves unsettled of one node. Each slash is taken from what is left of the stake, so
-the more are forged at once the less the last one costs. An attack that is refused before anybody audits it is never
-paid and never slashed: `gain = saves * cost - pay`, and nothing at all for who then does the work. The pay of a
-submission is its part of what a step pays to workers. Nobody works for less than it costs, so the cost is at most the
-pay. What comes after a slash is left out, and would only make it worse: the stake is too small for more work, the good
-name begins anew, and the audits with it.
+k is at most the number of submissions of one node that the coordinator leaves unsettled. Each slash is taken from the
+remaining stake, so the more are forged at once, the less the last one costs. An attack that is refused before an audit
+is neither paid nor slashed: `gain = saves * cost - pay`, and zero if the worker then does the work. The pay of a
+submission is its share of what a step pays to workers. A worker does not work for less than its cost, so the cost is at
+most the pay. Consequences of a slash are left out; they would only lower the gain: the stake is too small for more
+work, and probation with its audits starts again.
 
-A validator that does not read a part of what it judges, against one that reads all, for each verdict and as a part of
-what one that stood is paid:
+A validator that does not read a share of the files it judges, against one that reads all, per verdict and relative to
+the pay of a confirmed verdict:
 
     gain = max(0, 1 - idle * (wrong + inspected * refuted)) - (1 - idle * saves) * cost - (1 - cost)
 
-`idle` is the part that it does not read, `wrong` how many of those verdicts fall, `inspected` how many of all judged
-files an inspector reads again, and `refuted` what one that was not read costs then, in verdicts. Nothing is taken from
-its stake, so it cannot lose more than it earns. The recess that follows is left out, and would only make it worse.
+`idle` is the share that it does not read, `wrong` the share of those verdicts that are overruled, `inspected` the share
+of all judged files that an inspector reads again, and `refuted` what one unread file costs then, in verdicts. Nothing
+is taken from its stake, so it cannot lose more than it earns. The suspension that follows is left out; it would only
+lower the gain.
 """
 
 from math import comb

@@ -34,6 +34,8 @@ class HonestWork:
     known: forgery.ModelStatistics
     """Statistics of the model, from the hidden states of the other rows."""
     hidden: int
+    context: int
+    """Tokens of the model's context."""
     eos: int
 
 
@@ -61,6 +63,11 @@ def change_each_row(change: Callable[[HonestWork, Rollout], Rollout]) -> FileFor
 def change_first_row(change: Callable[[HonestWork, Rollout], Rollout]) -> FileForger:
     """The change to one row only."""
     return lambda honest: write_file(honest, [change(honest, honest.rows[0]), *honest.rows[1:]])
+
+
+def change_last_row(change: Callable[[HonestWork, Rollout], Rollout]) -> FileForger:
+    """The change to the row that is read last."""
+    return lambda honest: write_file(honest, [*honest.rows[:-1], change(honest, honest.rows[-1])])
 
 
 def change_header(**changes: object) -> FileForger:
@@ -132,6 +139,21 @@ def truncate_row(row: Rollout, count: int) -> Rollout:
         output_logprobs=row.output_logprobs[:count],
         proofs=row.proofs[: compute_proofs_bytes(count)],
     )
+
+
+def exceed_context(honest: HonestWork, row: Rollout) -> Rollout:
+    """Repeat the answer until the row is longer than the model's context."""
+    times = honest.context // len(row.output_tokens) + 1
+    tokens = np.tile(np.where(row.output_tokens == honest.eos, 0, row.output_tokens), times)
+    proofs = row.proofs[:TOPLOC_PROOF_BYTES] * (compute_proofs_bytes(len(tokens)) // TOPLOC_PROOF_BYTES)
+    logprobs = np.tile(row.output_logprobs, times)
+    return replace(
+        row, finish=FinishReason.LENGTH, output_tokens=tokens.astype(np.int32), output_logprobs=logprobs, proofs=proofs
+    )
+
+
+def halve_logprobs(honest: HonestWork, row: Rollout) -> Rollout:
+    return replace(row, output_logprobs=row.output_logprobs / np.float32(2))
 
 
 def with_token(token: int) -> Callable[[HonestWork, Rollout], Rollout]:
@@ -268,4 +290,6 @@ FILE_FORGERS: dict[str, FileForger] = {
     "broken-modulus": change_each_row(break_modulus),
     "noise": make_noise,
     "cut-file": truncate_file,
+    "over-context": change_first_row(exceed_context),
+    "big-file": change_last_row(halve_logprobs),
 }

@@ -9,7 +9,7 @@ honest work of this model on this machine, by the code of `prime-node calibrate`
 import asyncio
 import re
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -23,14 +23,14 @@ from prime_coordinator.intake.checks import ExpectedSubmission
 from prime_lab.attacks.catalog import ENGINE_ATTACKS, FILE_ATTACKS, ROW_ATTACKS, Attack, AttackResult, AttackVerdict
 from prime_lab.attacks.forged_files import FILE_FORGERS, HonestWork, SentFile
 from prime_lab.cheats import proof_forgery as forgery
-from prime_lab.cheats.engines import open_cheat
+from prime_lab.cheats.registry import open_cheat
 from prime_node.calibration.fit import CalibrationTarget, collect_noise, fit_tolerance
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.interface import Engine, TokenSequence
-from prime_node.engine.lifecycle import EngineManager
+from prime_node.engine.lifecycle import EngineManager, EngineSession
 from prime_node.engine.measurement import RowMeasurement
 from prime_node.engine.torch.engine import TorchEngine
-from prime_node.jobs.examination import Examination, examine
+from prime_node.jobs.examination import Examination, examine, list_claims, read_again
 from prime_node.jobs.generate import list_samples, make_requests, make_rollouts
 from prime_node.jobs.step_context import StepContext
 from prime_protocol.errors import RemoteError
@@ -159,6 +159,7 @@ class AttackHarness:
             other_step=self.make_rows(engine, lease, OTHER_STEP),
             known=forgery.learn_statistics(self.read_states(engine, others)),
             hidden=self.model.hidden,
+            context=self.model.context_max,
             eos=min(self.model.eos),
         )
 
@@ -175,17 +176,30 @@ class AttackHarness:
         judged = examined.judge()
         checks = tuple(dict.fromkeys(flaw.check for flaw in judged.flaws))
         if judged.outcome is Finding.INVALID:
-            return AttackResult(verdict=AttackVerdict.REFUSED, checks=("order",), reason=judged.reason)
+            check = "order" if examined.file is None else "evidence"
+            return AttackResult(verdict=AttackVerdict.REFUSED, checks=(check,), reason=judged.reason)
         verdict = AttackVerdict.FRAUDULENT if judged.outcome is Finding.FRAUDULENT else None
-        tokens = sum(row.tokens for row in examined.numbers)
-        return AttackResult(verdict=verdict, checks=checks, reason=judged.reason, tokens=tokens)
+        return AttackResult(verdict=verdict, checks=checks, reason=judged.reason, tokens=examined.tokens_read)
 
     async def audit(self, data: bytes, lease: HarnessLease) -> Examination:
-        """Audit as a validator does, with a seed that the worker did not know."""
+        """Audit as a validator does, with a seed that the worker did not know: two readings."""
         briefing = self.briefing
         header, limits = self.header(lease), briefing.get_limits(lease.first_slot, lease.slots)
         seed = digest_words("audit", sha256(data).hexdigest())
-        return await examine(data, briefing, header, limits, self._keeper, seed)
+        examined = await examine(data, briefing, header, limits, self._keeper, seed)
+        if not examined.numbers:
+            return examined
+        async with self._open_session() as session:
+            return await read_again(examined, briefing, session, seed)
+
+    async def measure(self, rows: Sequence[Rollout], seed: Digest) -> list[RowMeasurement]:
+        """All rows, whatever they weigh."""
+        async with self._open_session() as session:
+            return await session.process.check(list_claims(rows, self.briefing.beacon), self.briefing.sampling, seed)
+
+    def _open_session(self) -> AbstractAsyncContextManager[EngineSession]:
+        context = self.briefing
+        return self._keeper.acquire(context.root, context.folder, context.terms.tolerance.precision)
 
     async def _take_in(self, sent: SentFile, lease: HarnessLease) -> None:
         """The intake checks, in the process that the coordinator runs them in."""
@@ -295,8 +309,8 @@ async def calibrate(harness: AttackHarness, engines: Sequence[Engine], leases: i
     rows: list[RowMeasurement] = []
     for number in range(leases):
         lease = harness.lease(slots)
-        data = write_rollouts(harness.header(lease), harness.make_rows(engines[number % len(engines)], lease))
-        rows += (await harness.audit(data, lease)).numbers
+        made = harness.make_rows(engines[number % len(engines)], lease)
+        rows += await harness.measure(made, digest_words("calibration", number))
     tolerance = fit_tolerance(
         [collect_noise("torch → torch", rows)],
         CalibrationTarget(),
@@ -340,4 +354,23 @@ async def attack_with_files(
     lease = harness.lease(slots)
     start = harness.gather(honest, lease)
     for attack in (*ROW_ATTACKS, *FILE_ATTACKS):
-        yield attack, await harness.submit(FILE_FORGERS[attack.name](start), lease)
+        if attack.name == BIG_FILE:
+            yield attack, await attack_with_size(harness, honest, start)
+        else:
+            yield attack, await harness.submit(FILE_FORGERS[attack.name](start), lease)
+
+
+BIG_FILE = "big-file"
+BIG_SLOTS = 24
+"""Several blocks of READ_BLOCK_TOKENS."""
+
+
+async def attack_with_size(harness: AttackHarness, honest: Engine, start: HonestWork) -> AttackResult:
+    """A large file whose last row is forged. It succeeds where rejecting costs a validator more than accepting."""
+    lease = harness.lease(BIG_SLOTS)
+    large = replace(start, header=harness.header(lease), rows=harness.make_rows(honest, lease))
+    accepted = await harness.submit(SentFile(data=write_rollouts(large.header, large.rows)), lease)
+    rejected = await harness.submit(FILE_FORGERS[BIG_FILE](large), lease)
+    cost = f"{rejected.tokens} tokens read to reject, {accepted.tokens} to accept"
+    is_dearer = accepted.verdict is not None or rejected.tokens > accepted.tokens
+    return replace(rejected, verdict=None if is_dearer else rejected.verdict, reason=f"{rejected.reason}; {cost}")

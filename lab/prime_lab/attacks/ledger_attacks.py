@@ -1,20 +1,24 @@
 """Attacks on the books and among validators, in the simulator: the coordinator's and the nodes' own decisions.
 
-A world with liars of one kind runs to its end, is checked from outside by every checker there is, and is then asked
-what came of the liars.
+A world with adversaries of one kind runs to its end. Every checker checks it from outside, and a judge then says what
+became of the adversaries.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from prime_lab.attacks.catalog import LEDGER_ATTACKS, VALIDATOR_ATTACKS, Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import CROSS_RUN, LEDGER_ATTACKS, VALIDATOR_ATTACKS, Attack, AttackResult, AttackVerdict
 from prime_lab.simulator.invariants import FinishedWorld
 from prime_lab.simulator.log_history import LoggedSubmission, LogHistory
 from prime_lab.simulator.plan import SimulationPlan
+from prime_lab.simulator.rare_adversaries import find_victim
 from prime_lab.simulator.simulation import simulate_world
 from prime_lab.simulator.world import AdversaryAttempt
+from prime_protocol.constants import BASIS_POINTS
+from prime_protocol.ledger.audits import compute_audit_rate_bps
 from prime_protocol.ledger.entries import Outcome as Finding
+from prime_protocol.ledger.state import RunState
 from prime_protocol.wire.ids import NodeId
 
 NODES, STEPS = 24, 2
@@ -24,17 +28,18 @@ handful of validators lies together, a quorum of three cannot be kept clear of t
 
 
 SEEDS = range(3, 64)
-"""Worlds that are tried until one gives the liars an occasion."""
+"""Worlds that are tried until one gives the adversaries an occasion."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerScenario:
     """Who lies in it, and what must come of that."""
 
-    liars: tuple[str, ...]
+    adversaries: tuple[str, ...]
     judge: Callable[[FinishedWorld], AttackResult | None]
-    """None where the liars had no occasion."""
+    """None where the adversaries had no occasion."""
     nodes: int = NODES
+    steps: int = STEPS
     malicious: float = 0.25
     inspectors: int = 0
 
@@ -42,9 +47,9 @@ class LedgerScenario:
         return SimulationPlan(
             seed=seed,
             nodes=self.nodes,
-            steps=STEPS,
+            steps=self.steps,
             malicious=self.malicious,
-            liars=self.liars,
+            adversaries=self.adversaries,
             inspectors=self.inspectors,
         )
 
@@ -58,7 +63,7 @@ def make_result(verdict: AttackVerdict, is_so: bool, reason: str, *checks: str) 
 
 
 def judge_refused(finished: FinishedWorld) -> AttackResult | None:
-    """Everything that liars sent beyond their own work was refused, by the field that is named."""
+    """Everything that adversaries sent beyond their own work was refused, by the field that is named."""
     refused, taken = count_tries(finished)
     if not refused and not taken:
         return None
@@ -78,21 +83,35 @@ def judge_duplicates(finished: FinishedWorld) -> AttackResult | None:
 
 
 def count_tries(finished: FinishedWorld) -> tuple[Counter[str], int]:
-    """What liars tried: refusals by the field that was named, and how many were taken."""
+    """What adversaries tried: refusals by the field that was named, and how many were taken."""
     fields = [each.field for each in finished.world.attempts if each.field is not None]
     return Counter(field for field in fields if field), fields.count("")
 
 
-def judge_forgers(finished: FinishedWorld) -> AttackResult | None:
-    """What was drawn and forged is rejected and slashed."""
+def count_forged(finished: FinishedWorld) -> tuple[list[LoggedSubmission], int, int]:
+    """The forged files, how many of them were drawn, and how many of the drawn are rejected as fraud."""
     forged = [logged for logged in finished.history.submissions.values() if finished.is_forged(logged)]
     drawn = [logged for logged in forged if logged.draws and logged.draws[0].entry.validators]
-    fraudulent = sum(logged.outcome is Finding.FRAUDULENT for logged in drawn)
+    return forged, len(drawn), sum(logged.outcome is Finding.FRAUDULENT for logged in drawn)
+
+
+def judge_forgers(finished: FinishedWorld) -> AttackResult | None:
+    """What was drawn and forged is rejected and slashed."""
+    forged, drawn, fraudulent = count_forged(finished)
     slashed = sum(bool(logged.executed) for logged in forged)
     if not drawn:
         return None
-    told = f"{len(forged)} forged files, {len(drawn)} drawn, {fraudulent} rejected, {slashed} slashed"
-    return make_result(AttackVerdict.FRAUDULENT, fraudulent == len(drawn) and bool(slashed), told, "audit")
+    told = f"{len(forged)} forged files, {drawn} drawn, {fraudulent} rejected, {slashed} slashed"
+    return make_result(AttackVerdict.FRAUDULENT, fraudulent == drawn and bool(slashed), told, "audit")
+
+
+def judge_grinders(finished: FinishedWorld) -> AttackResult | None:
+    """Their files are drawn although the last known randomness would have spared each of them, and then rejected."""
+    forged, drawn, fraudulent = count_forged(finished)
+    if not drawn:
+        return None
+    told = f"{len(forged)} forged files that should not be drawn, {drawn} drawn, {fraudulent} rejected"
+    return make_result(AttackVerdict.FRAUDULENT, fraudulent == drawn, told, "audit")
 
 
 def judge_swappers(finished: FinishedWorld) -> AttackResult | None:
@@ -139,29 +158,53 @@ def judge_validators(finished: FinishedWorld) -> AttackResult | None:
     ]
     if not scored:
         return None
-    told = f"{len(scored)} verdicts of liars were overruled and counted against them"
+    told = f"{len(scored)} verdicts of adversaries were overruled and counted against them"
     return make_result(AttackVerdict.OVERRULED, True, told, "score")
 
 
 def judge_unread(finished: FinishedWorld) -> AttackResult | None:
-    """Whatever an inspector read, it found out who had not read it, and none of the honest; and that costs them pay."""
+    """Every inspected file refutes the validators that had not read it, and no honest one; refuted ones lose pay."""
     submissions = finished.history.submissions.values()
     seen = [seen.reader for logged in submissions for line in logged.inspected for seen in line.entry.seen]
-    liars = sum(reader not in finished.honest for reader in seen)
-    if not liars:
+    adversaries = sum(reader not in finished.honest for reader in seen)
+    if not adversaries:
         return None
     unread = [reader for logged in submissions for reader in logged.unread()]
     found = sum(reader not in finished.honest for reader in unread)
     others = len(unread) - found
     earned = compute_verdict_pay_ratio(finished)
-    told = f"{found} of {liars} inspected verdicts of liars were found unread, and {others} of the others"
+    told = f"{found} of {adversaries} inspected verdicts of adversaries were found unread, and {others} of the others"
     paid = f"their pay for a verdict was {earned:.2f} of what the honest got"
-    is_so = found == liars and not others and earned < 1
+    is_so = found == adversaries and not others and earned < 1
     return make_result(AttackVerdict.OVERRULED, is_so, f"{told}; {paid}", "read_proof")
 
 
+def judge_copied(finished: FinishedWorld) -> AttackResult | None:
+    """Whoever waited to read a verdict of its round could neither commit nor give one, and earned less for it."""
+    core = finished.world.host.core
+    assert core is not None, "the world has come to rest"
+    drawn = {
+        node
+        for logged in finished.history.submissions.values()
+        for line in logged.draws
+        for node in line.entry.validators
+    }
+    refused, taken = count_tries(finished)
+    if not drawn - finished.honest or not (refused or taken):
+        return None
+    earned = {
+        is_honest: [core.state.nodes[node].earned_nano for node in drawn if (node in finished.honest) is is_honest]
+        for is_honest in (True, False)
+    }
+    means = {is_honest: sum(amounts) / max(1, len(amounts)) for is_honest, amounts in earned.items()}
+    told = f"{refused.total()} copies refused, {taken} taken"
+    paid = f"a copier earned {means[False] / max(1, means[True]):.2f} of what an honest validator did"
+    is_so = not taken and means[False] < means[True]
+    return make_result(AttackVerdict.REFUSED, is_so, f"{told}; {paid}", *refused)
+
+
 def compute_verdict_pay_ratio(finished: FinishedWorld) -> float:
-    """What liars among the validators earned for a verdict, as a part of what the honest did."""
+    """What adversaries among the validators earned for a verdict, as a part of what the honest did."""
     core = finished.world.host.core
     assert core is not None, "the world has come to rest"
     given = Counter(line.author for logged in finished.history.submissions.values() for line in logged.verdicts)
@@ -196,7 +239,7 @@ def is_open(history: LogHistory, each: AdversaryAttempt) -> bool:
 
 
 def judge_silent(finished: FinishedWorld) -> AttackResult | None:
-    """Who was drawn and said nothing held nobody up for good: others were drawn, and honest work was accepted."""
+    """Silent validators only delay: others were drawn instead, and honest work was accepted."""
     held_up = [
         logged
         for logged in finished.history.submissions.values()
@@ -211,35 +254,76 @@ def judge_silent(finished: FinishedWorld) -> AttackResult | None:
     return make_result(AttackVerdict.HARMLESS, accepted == len(held_up), told, "rounds")
 
 
+def judge_persecutors(finished: FinishedWorld) -> AttackResult | None:
+    """The victim is paid for all of its work, and who lied about it loses stake."""
+    victim = find_victim(finished.history)
+    hers = [logged for logged in finished.history.submissions.values() if logged.receipt.node == victim]
+    accused = [logged for logged in hers if any(line.author not in finished.honest for line in logged.verdicts)]
+    scored = [line for logged in accused for line in logged.scored]
+    lost = Counter(line.entry.validator in finished.honest for line in scored if line.entry.penalty_nano)
+    paid = sum(bool(logged.credited) for logged in accused)
+    lies = sum(line.author not in finished.honest for logged in accused for line in logged.verdicts)
+    if not accused:
+        return None
+    told = f"{lies} false verdicts on {len(accused)} files, {paid} of them credited; {lost[False]} verdicts cost stake"
+    is_so = paid == len(accused) and bool(lost[False]) and not lost[True]
+    return make_result(AttackVerdict.OVERRULED, is_so, told, "penalty_nano")
+
+
 LEDGER_SCENARIOS: dict[str, LedgerScenario] = {
-    "late": LedgerScenario(liars=("latecomer",), judge=judge_refused),
-    "backdated": LedgerScenario(liars=("backdater",), judge=judge_refused),
-    "copycat": LedgerScenario(liars=("copycat",), judge=judge_refused),
-    "two-keys": LedgerScenario(liars=("two-keys",), malicious=1.0, judge=judge_two_keys),
-    "duplicate": LedgerScenario(liars=("duplicator",), judge=judge_duplicates),
-    "swapped-when-drawn": LedgerScenario(liars=("swapper",), judge=judge_swappers),
-    "runs-with-stake": LedgerScenario(liars=("runner",), judge=judge_forgers),
-    "sleeper": LedgerScenario(liars=("sleeper",), judge=judge_forgers),
+    "late": LedgerScenario(adversaries=("latecomer",), judge=judge_refused),
+    "backdated": LedgerScenario(adversaries=("backdater",), judge=judge_refused),
+    "copycat": LedgerScenario(adversaries=("copycat",), judge=judge_refused),
+    "two-keys": LedgerScenario(adversaries=("two-keys",), malicious=1.0, judge=judge_two_keys),
+    "duplicate": LedgerScenario(adversaries=("duplicator",), judge=judge_duplicates),
+    "swapped-when-drawn": LedgerScenario(adversaries=("swapper",), judge=judge_swappers),
+    "runs-with-stake": LedgerScenario(adversaries=("runner",), judge=judge_forgers),
+    "sleeper": LedgerScenario(adversaries=("sleeper",), judge=judge_forgers),
+    "worker-ground-draw": LedgerScenario(adversaries=("draw-grinder",), judge=judge_grinders, steps=10),
     "lazy": LedgerScenario(
-        liars=("lazy", "forger"), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, inspectors=1, judge=judge_unread
+        adversaries=("lazy", "forger"), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, inspectors=1, judge=judge_unread
     ),
     "vindictive": LedgerScenario(
-        liars=("vindictive",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_validators
+        adversaries=("vindictive",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_validators
     ),
     "colluding-minority": LedgerScenario(
-        liars=("colluder", "forger"), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_validators
+        adversaries=("colluder", "forger"), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_validators
     ),
     "copies-verdicts": LedgerScenario(
-        liars=("parrot", "forger"), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, inspectors=1, judge=judge_unread
+        adversaries=("parrot", "forger"), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, inspectors=1, judge=judge_unread
     ),
-    "leaks-draws": LedgerScenario(liars=("confidant", "leaker"), malicious=0.5, judge=judge_leaks),
-    "silent": LedgerScenario(liars=("silent",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_silent),
+    "copied-verdict": LedgerScenario(
+        adversaries=("waiter",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_copied
+    ),
+    "starved-victim": LedgerScenario(
+        adversaries=("persecutor",), nodes=VALIDATOR_WORLD_NODES, malicious=1 / 3, judge=judge_persecutors
+    ),
+    "leaks-draws": LedgerScenario(adversaries=("confidant", "leaker"), malicious=0.5, judge=judge_leaks),
+    "silent": LedgerScenario(adversaries=("silent",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_silent),
 }
 
 
 def attack_networks() -> Iterator[tuple[Attack, AttackResult]]:
     for attack in (*LEDGER_ATTACKS, *VALIDATOR_ATTACKS):
         yield attack, attack_network(LEDGER_SCENARIOS[attack.name])
+
+
+def attack_reputation() -> Iterator[tuple[Attack, AttackResult]]:
+    """The node with the best name of a finished world goes to a run that pays more."""
+    for seed in SEEDS:
+        _, finished = simulate_world(LEDGER_SCENARIOS["sleeper"].plan(seed))
+        core = finished.world.host.core
+        assert core is not None, "the world has come to rest"
+        cheap = next(iter(core.state.runs.values()))
+        dear = RunState(replace(cheap.terms, step_budget_nano=100 * cheap.terms.step_budget_nano))
+        node = max(cheap.records, key=lambda each: cheap.records[each].streak)
+        rates = [compute_audit_rate_bps(run.get_record(node).streak, run.terms) for run in (cheap, dear)]
+        if rates[0] < BASIS_POINTS:
+            shares = [f"{rate / BASIS_POINTS:.0%}" for rate in rates]
+            told = f"{shares[0]} of its files are audited where it earned its name, {shares[1]} in the other run"
+            yield CROSS_RUN, make_result(AttackVerdict.HARMLESS, rates[1] == BASIS_POINTS, told, "audit_rate")
+            return
+    yield CROSS_RUN, AttackResult(verdict=None, checks=(), reason=f"no node left probation in {len(SEEDS)} worlds")
 
 
 def attack_network(world: LedgerScenario) -> AttackResult:
@@ -250,4 +334,4 @@ def attack_network(world: LedgerScenario) -> AttackResult:
         judged = world.judge(finished)
         if judged is not None:
             return judged
-    return AttackResult(verdict=None, checks=(), reason=f"the liars had no occasion in {len(SEEDS)} worlds")
+    return AttackResult(verdict=None, checks=(), reason=f"the adversaries had no occasion in {len(SEEDS)} worlds")

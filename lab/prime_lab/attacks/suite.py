@@ -9,9 +9,11 @@ from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 
+from prime_lab.attacks.answer_attacks import attack_answers
 from prime_lab.attacks.catalog import Attack, AttackResult, AttackVerdict
-from prime_lab.attacks.coordinator_attacks import attack_draws, attack_logs
+from prime_lab.attacks.coordinator_attacks import attack_draws, attack_logs, attack_rules
 from prime_lab.attacks.detection import COMMON_SLOTS
+from prime_lab.attacks.flood_attacks import attack_intake
 from prime_lab.attacks.harness import (
     HarnessConfig,
     attack_with_engines,
@@ -21,7 +23,7 @@ from prime_lab.attacks.harness import (
     open_honest_engines,
     submit_honest_work,
 )
-from prime_lab.attacks.ledger_attacks import attack_networks
+from prime_lab.attacks.ledger_attacks import attack_networks, attack_reputation
 from prime_lab.attacks.relay_attacks import attack_weights
 from prime_lab.attacks.report import draw_study, list_catalog, list_forgeries, list_study, make_forgery_head
 from prime_lab.attacks.sandbox_attacks import attack_graders
@@ -36,6 +38,7 @@ from prime_lab.attacks.study import (
     StudySubject,
     run_study,
 )
+from prime_lab.attacks.tokenizer_attacks import attack_tokenizers
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 
@@ -103,14 +106,24 @@ Progress = Callable[[str], None]
 async def run_small(folder: Path, report_progress: Progress) -> SuiteSummary:
     summary = SuiteSummary()
     await run_worker_attacks(folder, summary, report_progress)
+    report_progress("workers: right answers where honest noise might have written them")
+    async for attack, outcome in attack_answers(folder / "answers"):
+        add_result(summary, attack, outcome)
     report_progress("workers: programs against the sandbox")
     async for attack, outcome in attack_graders():
         add_result(summary, attack, outcome)
     report_progress("relays: lying about weights")
     async for attack, outcome in attack_weights(folder / "relays"):
         add_result(summary, attack, outcome)
+    report_progress("trainers: hostile tokenizers")
+    async for attack, outcome in attack_tokenizers(folder / "trainers"):
+        add_result(summary, attack, outcome)
     report_progress("books, validators and coordinators: in the simulator")
-    for attack, outcome in chain(attack_networks(), attack_logs(), attack_draws()):
+    in_simulator = chain(attack_networks(), attack_reputation(), attack_logs(), attack_draws(), attack_rules())
+    for attack, outcome in in_simulator:
+        add_result(summary, attack, outcome)
+    report_progress("strangers: filling the log, in virtual time")
+    for attack, outcome in attack_intake():
         add_result(summary, attack, outcome)
     return summary
 

@@ -5,9 +5,8 @@ back. A validator reads the file with an honest engine on another machine, and t
 are here, those about the model in models.py, which needs torch, and those about proofs in proof_forgery.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -21,14 +20,21 @@ from prime_node.engine.interface import (
     Sampling,
     TokenSequence,
 )
+from prime_node.engine.measurement import ClaimedRow, RowMeasurement, measure_row
+from prime_node.jobs.file_checks import weigh_rows
+from prime_protocol.constants import EVIDENCE_FRAUDULENT, EVIDENCE_UNLIKELY
+from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.proofs.toploc import build_proofs
 from prime_protocol.rollouts.rollout import FinishReason
+from prime_protocol.wire.ids import Digest
 from prime_runtime.model_files import ModelFiles
 
 BEST_OF = 4
 """Completions of which a best-of-n cheat keeps one."""
 TEMPERATURE_FACTOR = 0.7
 """A cheat for better answers samples at this share of the run's temperature."""
+NEAR_TEMPERATURE_FACTOR = 0.985
+"""A cheat that hides in honest noise samples at this share of it."""
 PADDING_TOKENS = 8
 """Tokens that a cheat for more pay adds to each completion."""
 LOGPROB_FACTOR = 0.5
@@ -124,12 +130,64 @@ class AnswerSheet(Cheat):
         self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
         end = min(sampling.eos)
-        answers: list[CheatedOutput] = []
-        for request in requests:
-            digits = sorted(sign for sign in self._files.decode(request.prompt.tolist()) if sign.isdigit())
-            tokens = self._files.tokenizer.encode("".join(digits), add_special_tokens=False).ids
-            answers.append((request, [*tokens, end], FinishReason.EOS))
+        prompts = self._files.decode([request.prompt.tolist() for request in requests])
+        texts = ["".join(sorted(filter(str.isdigit, prompt))) for prompt in prompts]
+        answers: list[CheatedOutput] = [
+            (request, [*tokens, end], FinishReason.EOS)
+            for request, tokens in zip(requests, self._files.encode_texts(texts), strict=True)
+        ]
         yield from self._prove(answers, sampling)
+
+
+class SelectiveAnswerSheet(AnswerSheet):
+    """Writes the right answer only in the rows where its file still passes the tests of chunks, the cheapest first."""
+
+    tolerance: Tolerance = Tolerance()
+    """Bounds of the run: they are public."""
+
+    def generate(
+        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
+    ) -> Iterator[Completion]:
+        drawn = {done.number: done for done in self._honest.generate(requests, sampling, is_wanted)}
+        right = {done.number: done for done in super().generate(requests, sampling, is_wanted)}
+        rows = self._measure(requests, drawn, sampling)
+        swapped = self._measure(requests, right, sampling)
+        wrong = [number for number in drawn if drawn[number].tokens.tolist() != right[number].tokens.tolist()]
+        for number in sorted(wrong, key=lambda number: swapped[number].margin_sum):
+            tried = rows | {number: swapped[number]}
+            if self.accepts([tried[request.number] for request in requests]):
+                rows, drawn = tried, drawn | {number: right[number]}
+        yield from drawn.values()
+
+    def accepts(self, rows: Sequence[RowMeasurement]) -> bool:
+        """Whether chunks and means stay below a conviction; margins are not summed over a completion."""
+        return weigh_rows(rows, self.tolerance)[0].most < EVIDENCE_FRAUDULENT
+
+    def _measure(
+        self, requests: Sequence[GenerateRequest], done: Mapping[int, Completion], sampling: Sampling
+    ) -> dict[int, RowMeasurement]:
+        claims = {
+            request.number: ClaimedRow(
+                sequence=TokenSequence(
+                    number=request.number,
+                    prompt=request.prompt,
+                    output=done[request.number].tokens,
+                    seed=request.seed,
+                ),
+                logprobs=done[request.number].logprobs,
+                proofs=done[request.number].proofs,
+            )
+            for request in requests
+        }
+        readings = self._honest.read([claim.sequence for claim in claims.values()], sampling)
+        return {each.number: measure_row(claims[each.number], each, seed=Digest(bytes(32))) for each in readings}
+
+
+class CarefulAnswerSheet(SelectiveAnswerSheet):
+    """The same, with the whole public weighing: every file that it writes is accepted."""
+
+    def accepts(self, rows: Sequence[RowMeasurement]) -> bool:
+        return weigh_rows(rows, self.tolerance)[0].evidence < EVIDENCE_UNLIKELY
 
 
 class Truncated(Rewriter):
@@ -199,12 +257,20 @@ class BestOf(Cheat):
 class WrongTemperature(Cheat):
     """Samples at a lower temperature than the run's, for better answers, and reports the log-probs of the run's."""
 
+    factor: float = TEMPERATURE_FACTOR
+
     def generate(
         self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        cooler = replace(sampling, temperature=sampling.temperature * TEMPERATURE_FACTOR)
+        cooler = replace(sampling, temperature=sampling.temperature * self.factor)
         drawn = self._honest.generate(requests, cooler, is_wanted)
         yield from self._prove_sampled(requests, drawn, sampling)
+
+
+class NearHonest(WrongTemperature):
+    """Samples only slightly cooler: no file of its own shows it."""
+
+    factor = NEAR_TEMPERATURE_FACTOR
 
 
 class HiddenPrompt(Cheat):
@@ -259,50 +325,3 @@ class FalseWitness(Cheat):
         is_lying = min(sequence.seed for sequence in sequences) % LIES_ONE_IN == 0
         for reading in self._honest.read(sequences, sampling):
             yield replace(reading, margins=reading.margins + np.float32(LIE_MARGIN)) if is_lying else reading
-
-
-MODEL = "prime_lab.cheats.models"
-PROOFS = "prime_lab.cheats.proof_forgery"
-PROOF_CHEATS: dict[str, str] = {
-    "constant-proof": f"{PROOFS}:ConstantProof",
-    "dressed-constant-proof": f"{PROOFS}:DressedConstantProof",
-    "learned-proof": f"{PROOFS}:LearnedProof",
-    "low-degree-proof": f"{PROOFS}:LowDegreeProof",
-    "replayed-proof": f"{PROOFS}:ReplayedProof",
-    "swapped-chunks": f"{PROOFS}:SwappedChunks",
-}
-"""Their node must not check its own proofs either."""
-CHEATS: dict[str, str] = {
-    "answer-sheet": f"{__name__}:AnswerSheet",
-    "best-of-n": f"{__name__}:BestOf",
-    "edited-answer": f"{__name__}:EditedAnswer",
-    "forged-logprobs": f"{__name__}:ForgedLogprobs",
-    "fp8-cache": f"{MODEL}:Fp8Cache",
-    "fp8-weights": f"{MODEL}:Fp8Weights",
-    "hidden-prompt": f"{__name__}:HiddenPrompt",
-    "int4-weights": f"{MODEL}:Int4Weights",
-    "int8-cache": f"{MODEL}:Int8Cache",
-    "int8-weights": f"{MODEL}:Int8Weights",
-    "older-checkpoint": f"{MODEL}:OlderCheckpoint",
-    "other-model": f"{MODEL}:OtherModel",
-    "other-seed": f"{__name__}:OtherSeed",
-    "padded": f"{__name__}:Padded",
-    "small-model": f"{MODEL}:SmallModel",
-    "stale-weights": f"{__name__}:StaleWeights",
-    "top-k": f"{MODEL}:TopK",
-    "truncated": f"{__name__}:Truncated",
-    "wrong-temperature": f"{__name__}:WrongTemperature",
-    **PROOF_CHEATS,
-}
-"""Module and class by name: half of them need torch, which listing the names must not import."""
-
-
-FALSE_WITNESS, LAZY = "false-witness", "lazy"
-VALIDATOR_CHEATS: dict[str, str] = {FALSE_WITNESS: f"{__name__}:FalseWitness", LAZY: f"{__name__}:Cheat"}
-"""Cheats of validators; a worker has no use for them."""
-
-
-def open_cheat(name: str, honest: Engine) -> Cheat:
-    module, _, kind = (CHEATS | VALIDATOR_CHEATS)[name].partition(":")
-    cheat: Cheat = getattr(import_module(module), kind)(honest)
-    return cheat

@@ -14,16 +14,15 @@ from pathlib import Path
 
 import numpy as np
 
-from prime_lab.cheats.engines import CHEATS, LAZY, PROOF_CHEATS, VALIDATOR_CHEATS, open_cheat
 from prime_lab.cheats.proof_forgery import measure_ignoring_proofs
+from prime_lab.cheats.registry import CHEATS, LAZY, PROOF_CHEATS, VALIDATOR_CHEATS, open_cheat
 from prime_node.engine import child
 from prime_node.engine import frames as values
 from prime_node.engine.child import ChildOptions, CommandReader, ReplyWriter, main, open_engine
-from prime_node.engine.frames import CheckRowsJob, ReadProofFrame
+from prime_node.engine.frames import CheckRowsJob
 from prime_node.engine.interface import Engine
 from prime_node.engine.measurement import ClaimedRow, RowMeasurement, split_spans
 from prime_protocol.constants import READ_PROOF_PROBES, TOPLOC_CHUNK_TOKENS, TOPLOC_K
-from prime_protocol.proofs.read_proofs import encode_read_proof
 from prime_protocol.proofs.toploc_verify import ChunkReport
 
 PERFECT_CHUNK = ChunkReport(
@@ -43,11 +42,9 @@ def check_without_reading(engine: Engine, request: CheckRowsJob, inbox: CommandR
     """Stands in for the engine's own check; computes nothing."""
     for frame in request.claims:
         outbox.send(values.encode_measurement(make_perfect_row(values.decode_claim(frame))))
-    rng = np.random.default_rng(int.from_bytes(request.submission[:8], "big"))
+    rng = np.random.default_rng(int.from_bytes(request.submission[:8], "big") + request.block)
     for reader in request.readers:
-        outbox.send(
-            ReadProofFrame(reader=reader, read_proof=encode_read_proof(rng.normal(0.0, 1.0, READ_PROOF_PROBES)))
-        )
+        outbox.send(values.encode_projections(reader, rng.normal(0.0, 1.0, READ_PROOF_PROBES).tolist()))
 
 
 def make_perfect_row(claim: ClaimedRow) -> RowMeasurement:

@@ -1,6 +1,7 @@
-"""A devnet that settles on a chain of its own: a real anvil, the contracts on it, and play money for everybody.
+"""A devnet that settles on its own chain: a real anvil, the contracts on it, and play money for all parties.
 
-What an operator and a contributor would type is run as their commands; the bank, which nobody has, is in this file.
+Whatever an operator or a contributor would type is run as that command. Only the bank that hands out play money has no
+command; it is in this file.
 """
 
 import asyncio
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 ANVIL = "anvil"
 SUPPLY_COINS, POOL_COINS, GIFT_COINS = 10_000_000, 100_000, 1_000
 GAS_WEI = 10**18
-STAKED_ROLES = (DevnetRole.VALIDATOR, DevnetRole.WORKER, DevnetRole.CHEATER, DevnetRole.LIAR)
+STAKED_ROLES = (DevnetRole.VALIDATOR, DevnetRole.WORKER, DevnetRole.CHEATER, DevnetRole.FALSE_WITNESS)
 SETTLEMENT = {
     "settlement.kind": "evm",
     "settlement.confirmations": 1,
@@ -53,7 +54,7 @@ SETTLEMENT = {
 }
 RETRY_S, RETRIES = 0.25, 240
 COURT_S = 120
-"""How long the court may take to its end: windows, an epoch for the anchor, a few blocks."""
+"""Time limit for the court: its windows, an epoch for the anchor, a few blocks."""
 RunCommand = Callable[..., Awaitable[str]]
 
 
@@ -138,7 +139,7 @@ class DevnetChain:
         await self.do("chain-fund", *make_fund_argv(get_coordinator_folder(self.plan), RUN, path, password))
 
     async def give(self, nodes: list[NodeId]) -> None:
-        """Gas and tokens for everybody who has joined."""
+        """Gas and tokens for every party that has joined."""
         async with self._banking() as (_, wallet, at):
             for node in nodes:
                 await self._give_gas(node)
@@ -149,7 +150,7 @@ class DevnetChain:
         await self.do(f"{party.name}-stake", *make_stake_argv(party.folder, self.rpc))
 
     def equip(self, party: DevnetProcess) -> DevnetProcess:
-        """A node that works and may appeal before the court by itself."""
+        """A node that works, and that may appeal to the court by itself."""
         if party.part not in STAKED_ROLES:
             return party
         words = ("--rpc", self.rpc, "--appeal-bond-max-nano", str(recipe.BOND))
@@ -179,7 +180,7 @@ class DevnetChain:
         return next((line for line in text.splitlines() if "tokens" in line), text.strip())
 
     async def _read_events(self) -> list[NamedEvent]:
-        """All that the contracts have told; once the court has ended what it had begun."""
+        """All events of the contracts, once the court has finished its open cases."""
         async with self._banking() as (chain, _, at):
             for _ in range(COURT_S):
                 newest = await chain.newest()
@@ -191,7 +192,7 @@ class DevnetChain:
             return told
 
     async def _pass_unbonding(self) -> None:
-        """Nobody waits two weeks for a demonstration: the chain's clock is anvil's to set."""
+        """Moves anvil's clock forward, because a demonstration cannot wait two weeks."""
         async with self._banking() as (chain, _, at):
             delay_s = int(await chain.read(at.registry, "unbondingDelay"))
             await chain.ask("evm_increaseTime", delay_s)

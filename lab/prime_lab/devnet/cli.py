@@ -1,6 +1,6 @@
 """Command line of the devnet: `python -m prime_lab.devnet`, `prime-coordinator devnet`, and `make demo`.
 
-Exit codes: 0 everything went as promised, 1 it did not (the text says what), 2 bad arguments, 130 interrupted.
+Exit codes: 0 all checks of the result passed, 1 one failed (the text says which), 2 bad arguments, 130 interrupted.
 """
 
 import argparse
@@ -16,26 +16,26 @@ FOLDER = "prime-devnet"
 
 
 def make_parser() -> argparse.ArgumentParser:
-    from prime_lab.cheats.engines import CHEATS
+    from prime_lab.cheats.registry import CHEATS
     from prime_lab.devnet.recipe import SLOTS
 
     parser = argparse.ArgumentParser(
         prog="prime-coordinator devnet",
         description="A whole network on this machine: coordinator, trainer, relay, workers, validators and a cheater, "
-        "each a process of its own. It trains a tiny model, and ends with what came of it.",
+        "each in its own process. It trains a tiny model and prints the result.",
     )
     parser.add_argument("--nodes", type=int, default=3, help="honest workers (default 3)")
     parser.add_argument("--validators", type=int, default=2, help="validators (default 2)")
     parser.add_argument("--cheaters", type=int, default=1, help="workers that cheat (default 1)")
     parser.add_argument("--idlers", type=int, default=0, help="validators that judge without reading (default 0)")
     parser.add_argument(
-        "--malicious", type=float, metavar="SHARE", help="so many of them that this share of all workers cheats"
+        "--malicious", type=float, metavar="SHARE", help="share of all workers that cheat; replaces --cheaters"
     )
     parser.add_argument(
         "--attack",
         default="answer-sheet",
         metavar="NAME[,NAME...]",
-        help=f"how they cheat, one after the other in turn: {', '.join(sorted(CHEATS))} (default answer-sheet)",
+        help=f"attacks of the cheaters, in turn: {', '.join(sorted(CHEATS))} (default answer-sheet)",
     )
     parser.add_argument(
         "--model",
@@ -46,18 +46,21 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--slots", type=int, default=SLOTS, help=f"tasks of a step, 16 answers each (default {SLOTS})")
     parser.add_argument("--seed", type=int, default=0, help="of the tiny model (default 0)")
     parser.add_argument(
-        "--folder", type=Path, help="where everybody's files go; default: one that is removed at the end"
+        "--folder", type=Path, help="folder for the files of all parties; default: one that is removed at the end"
     )
     parser.add_argument(
-        "--settlement", choices=("embedded", "evm"), default="embedded", help="who holds the value: the log, or a chain"
+        "--settlement",
+        choices=("embedded", "evm"),
+        default="embedded",
+        help="where value is held: in the log, or on a chain",
     )
-    parser.add_argument("--limit-s", type=int, default=900, help="give up after so many seconds (default 900)")
-    parser.add_argument("--exit", action="store_true", help="end when all is done, with a line for scripts")
+    parser.add_argument("--limit-s", type=int, default=900, help="time limit in seconds (default 900)")
+    parser.add_argument("--exit", action="store_true", help="exit when the run is done, with a line for scripts")
     return parser
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    from prime_lab.cheats.engines import CHEATS
+    from prime_lab.cheats.registry import CHEATS
 
     parser = make_parser()
     args = parser.parse_args(argv)
@@ -74,7 +77,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
 
 
 def count_cheaters(honest: int, share: float) -> int:
-    """The fewest that make up this share of all workers. A hair less, since shares are seldom exact in binary."""
+    """The fewest that make up this share of all workers. Slightly rounded down: few shares are exact in binary."""
     return math.ceil(share * honest / (1 - share) - 1e-9)
 
 
@@ -114,8 +117,8 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
         slots=args.slots,
         model=None if is_recurrent else args.model,
         is_recurrent=is_recurrent,
-        # On a chain the whole story is told: a wrong verdict too, and the appeal that undoes it.
-        liars=1 if args.settlement == "evm" else 0,
+        # On a chain the demonstration also has a wrong verdict, and the appeal that overturns it.
+        false_witnesses=1 if args.settlement == "evm" else 0,
         settles_on_chain=args.settlement == "evm",
         limit_s=args.limit_s,
     )
@@ -131,7 +134,7 @@ async def run(args: argparse.Namespace, folder: Path) -> int:
             screen.say(line)
         failures = [*list_failures(summary), *missing]
         for failure in failures:
-            screen.say(f"NOT AS PROMISED: {failure}")
+            screen.say(f"FAILED: {failure}")
         if args.exit:
             screen.say(format_result(summary))
         else:

@@ -1,10 +1,8 @@
-"""What the network looks like from outside: the coordinator's public answers and the trainer's numbers, once a second.
+"""Watches a running devnet from outside, and shows it: the reward curve, what each node does, the cheater's stake.
 
-Nothing is asked of the parties that a visitor could not ask.
-
-The network at a glance, for a terminal: reward curve, who does what, the cheater's stake going. Pure.
-
-What the person at the keyboard sees: a live view on a terminal, now and then a line elsewhere.
+NetworkMonitor reads the coordinator's public API and the trainer's metrics once a second, nothing that a visitor could
+not read. The render functions are pure. DevnetConsole shows a live view on a terminal, and an occasional line
+elsewhere.
 """
 
 import json
@@ -26,13 +24,13 @@ from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import NodeId, friendly_name
 
 RESPONSE_S = 60.0
-"""Longer than any answer takes on a machine where others want each core too; a process that ended refuses at once."""
+"""Longer than any answer takes on a busy machine. A process that ended refuses the connection at once."""
 STEP_FILE = "steps.jsonl"
 
 
 @dataclass(slots=True)
 class NetworkSnapshot:
-    """One look."""
+    """The state of the network at one moment."""
 
     status: dict[str, Any] = field(default_factory=dict)
     nodes: list[dict[str, Any]] = field(default_factory=list)
@@ -51,7 +49,7 @@ class NetworkSnapshot:
 
 
 class NetworkMonitor:
-    """Looks at one network."""
+    """Reads the public state of one network."""
 
     def __init__(self, session: aiohttp.ClientSession, url: str, trainer: Path) -> None:
         self._session = session
@@ -59,10 +57,11 @@ class NetworkMonitor:
         self._trainer = trainer
 
     async def look(self) -> NetworkSnapshot:
-        """LocalError where the coordinator does not answer."""
+        """LocalError if the coordinator does not answer."""
         status = await self._ask("/status")
-        nodes, slashes = [(await self._ask(path))["rows"] for path in ("/nodes?limit=200", "/slashes?limit=200")]
-        return NetworkSnapshot(status, nodes, slashes, read_steps(self._trainer))
+        nodes, slashes = [await self._ask(path) for path in ("/nodes?limit=200", "/slashes?limit=200")]
+        rows = [row | nodes["presence"][row["node"]] for row in nodes["nodes"]["rows"]]
+        return NetworkSnapshot(status, rows, slashes["slashes"]["rows"], read_steps(self._trainer))
 
     async def _ask(self, path: str) -> Any:
         try:
@@ -152,7 +151,7 @@ def format_snapshot(look: NetworkSnapshot, steps: int, elapsed_s: float, phase: 
 
 
 STEPS_PER_LINE = 10
-"""Between two lines where there is no terminal."""
+"""Interval between two lines if there is no terminal."""
 
 
 class DevnetConsole:
@@ -177,7 +176,7 @@ class DevnetConsole:
         self.close()
 
     def close(self) -> None:
-        """No more view; lines still."""
+        """End the live view; lines are still printed."""
         if self._live is not None:
             self._live.stop()
 

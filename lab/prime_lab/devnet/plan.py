@@ -1,15 +1,11 @@
-"""A whole network on one machine, before anything runs: who takes part, where each keeps its files, which words start
-it. Pure.
-
-The words that start those parties of a devnet that are no nodes, on one machine in a hurry. Pure.
-"""
+"""A devnet before anything runs: its parties, their folders, and the command line that starts each of them. Pure."""
 
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from prime_lab.cheats.engines import FALSE_WITNESS, LAZY
+from prime_lab.cheats.registry import FALSE_WITNESS, LAZY
 from prime_lab.devnet import recipe
 from prime_lab.devnet.recipe import SLOTS
 from prime_protocol.wire.ids import NodeId
@@ -21,7 +17,7 @@ RECURRENT = "recurrent"
 
 
 class DevnetRole(StrEnum):
-    """What a party is to the network."""
+    """The role of a party in the devnet."""
 
     COORDINATOR = "coordinator"
     TRAINER = "trainer"
@@ -29,8 +25,8 @@ class DevnetRole(StrEnum):
     WORKER = "worker"
     VALIDATOR = "validator"
     CHEATER = "cheater"
-    LIAR = "liar"
-    """A validator that finds honest files dishonest now and then."""
+    FALSE_WITNESS = "false-witness"
+    """A validator that sometimes rejects honest files."""
     IDLER = "idler"
     """A validator that judges without reading."""
 
@@ -40,20 +36,20 @@ NODE_ROLES = (
     DevnetRole.WORKER,
     DevnetRole.VALIDATOR,
     DevnetRole.CHEATER,
-    DevnetRole.LIAR,
+    DevnetRole.FALSE_WITNESS,
     DevnetRole.IDLER,
 )
 CLAIMED_ROLES = {
     DevnetRole.CHEATER: DevnetRole.WORKER,
-    DevnetRole.LIAR: DevnetRole.VALIDATOR,
+    DevnetRole.FALSE_WITNESS: DevnetRole.VALIDATOR,
     DevnetRole.IDLER: DevnetRole.VALIDATOR,
 }
-"""What those who are dishonest pass for."""
+"""The role that a dishonest party claims."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DevnetPlan:
-    """What the person at the keyboard wants."""
+    """The options of a devnet."""
 
     folder: Path
     seed: int = 0
@@ -66,15 +62,15 @@ class DevnetPlan:
     steps: int = 60
     slots: int = SLOTS
     model: Path | None = None
-    """A model folder to begin with instead of the tiny one."""
+    """A model folder to start from instead of the tiny model."""
     is_recurrent: bool = False
     """Whether the tiny one is the recurrent one."""
-    liars: int = 0
+    false_witnesses: int = 0
     idlers: int = 0
     settles_on_chain: bool = False
     """Stake and pay are held by contracts on a chain of this machine."""
     limit_s: int = 900
-    """When a network that does not get there is given up."""
+    """Time limit of the whole run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +89,7 @@ class DevnetProcess:
 
     @property
     def command(self) -> list[str]:
-        """The same command with this very interpreter, so that no PATH decides what runs."""
+        """The same command with this interpreter, independent of the PATH."""
         program, *words = self.words
         return [sys.executable, "-m", f"{program.replace('-', '_')}.cli", *words]
 
@@ -107,13 +103,13 @@ def get_coordinator_folder(plan: DevnetPlan) -> Path:
 
 
 def list_nodes(plan: DevnetPlan, url: str) -> list[DevnetProcess]:
-    """Relay first: the others find weights nearer."""
+    """The relay first, so that the others fetch weights from it."""
     wanted = (
         (DevnetRole.RELAY, plan.relays),
         (DevnetRole.VALIDATOR, plan.validators),
         (DevnetRole.WORKER, plan.workers),
         (DevnetRole.CHEATER, plan.cheaters),
-        (DevnetRole.LIAR, plan.liars),
+        (DevnetRole.FALSE_WITNESS, plan.false_witnesses),
         (DevnetRole.IDLER, plan.idlers),
     )
     return [make_node(plan, url, part, number) for part, count in wanted for number in range(1, count + 1)]
@@ -133,7 +129,7 @@ def make_node(plan: DevnetPlan, url: str, part: DevnetRole, number: int) -> Devn
 
 def get_attack(plan: DevnetPlan, name: str) -> str:
     """How the cheater of this name cheats."""
-    if name.startswith(DevnetRole.LIAR):
+    if name.startswith(DevnetRole.FALSE_WITNESS):
         return FALSE_WITNESS
     if name.startswith(DevnetRole.IDLER):
         return LAZY
@@ -149,7 +145,7 @@ def get_interpreter_path(plan: DevnetPlan, name: str) -> Path:
 NETWORK = "devnet"
 LOOPBACK_MULTIADDR = "/ip4/127.0.0.1/tcp/0"
 SHARD_BYTES = 65_536
-"""Tiny weights in several shards, so that the tree has something to spread."""
+"""Tiny weights in several shards, so that the broadcast tree is exercised."""
 
 
 def make_coordinator_argv(plan: DevnetPlan) -> tuple[str, ...]:
@@ -161,6 +157,8 @@ def make_coordinator_argv(plan: DevnetPlan) -> tuple[str, ...]:
         "intervals.head_ms": recipe.HEAD_MS,
         "intervals.tick_ms": recipe.TICK_MS,
         "log_writer.head_ms": recipe.HEAD_MS,
+        "randomness_period_s": recipe.RANDOMNESS_PERIOD_S,
+        "draw_margin_ms": recipe.DRAW_MARGIN_MS,
         "p2p.listen": LOOPBACK_MULTIADDR,
         "limits.address_rate": 5_000,
         "limits.address_burst": 10_000,
@@ -189,6 +187,8 @@ def make_run_argv(plan: DevnetPlan, model: Path, trainer: str) -> tuple[str, ...
         "verdict_ms": recipe.VERDICT_MS,
         "appeal_ms": recipe.CHAIN_APPEAL_MS if plan.settles_on_chain else recipe.APPEAL_MS,
         "judgement_ms": recipe.JUDGEMENT_MS,
+        "long_stop_ms": recipe.LONG_STOP_MS,
+        "validator_slash_nano": recipe.VALIDATOR_SLASH,
         "tolerance.precision": "float32",
         **{f"tolerance.{name}": value for name, value in recipe.TOLERANCE.items()},
     }

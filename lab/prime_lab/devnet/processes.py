@@ -1,6 +1,6 @@
-"""The parties as processes: started, watched, stopped in order. What each says goes into a file of its own.
+"""The parties of a devnet as processes: started, watched, stopped in order. The output of each goes to its own file.
 
-If this process dies, even by kill -9, the kernel ends them too: nothing is left behind on the machine.
+If this process dies, even by kill -9, the kernel ends the others too, so nothing keeps running on the machine.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from prime_lab.devnet.plan import DevnetProcess
 from prime_protocol.errors import LocalError
 
 STOP_S = 15.0
-"""How long a party may take to leave."""
+"""Time limit for a party to exit."""
 TAIL_LINES = 12
 PR_SET_PDEATHSIG = 1
 
 
 class ProcessFailedError(LocalError):
-    """A party ended by itself, which none may; its last words are in the text."""
+    """A party exited unexpectedly; the text has the end of its output."""
 
 
 def die_with_parent() -> None:
@@ -58,7 +58,7 @@ class RunningProcess:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Ask, then make."""
+        """SIGTERM, then SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             if self._process.returncode is not None:
                 return
@@ -70,15 +70,15 @@ class RunningProcess:
                 continue
 
     def check(self) -> None:
-        """PartyFailed where it has ended."""
+        """PartyFailed if it has exited."""
         if self.code is not None:
             raise ProcessFailedError(
-                f"{self.party.name} ended with code {self.code}; its last words:\n{read_tail(self.party.log)}"
+                f"{self.party.name} ended with code {self.code}; the end of its output:\n{read_tail(self.party.log)}"
             )
 
 
 async def run_command(party: DevnetProcess, environ: Mapping[str, str]) -> str:
-    """A short command to its end: all it said. PartyFailed where it did not end well."""
+    """Run a short command and return its output. PartyFailed if it fails."""
     running = await RunningProcess.start(party, environ)
     code = await running.wait()
     if code != 0:

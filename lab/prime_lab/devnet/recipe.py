@@ -1,10 +1,11 @@
-"""The demonstration's recipe: a tiny model that learns to sort five digits, from wrong most of the time to right most
-of the time in a few minutes on two cores. Numbers only.
+"""The settings of the demonstration: a tiny model that learns to sort five digits on two cores in a few minutes.
+
+At the start most answers are wrong, at the end most are right. Numbers only.
 """
 
 TASK_SET = "sort-digits"
 HELD_OUT = "sort-digits?seed=1"
-"""Drawn with another seed: problems that are not the run's."""
+"""Drawn with another seed, so the run does not contain these problems."""
 
 SLOTS, SAMPLES = 96, 16
 PROMPT_TOKENS, OUTPUT_TOKENS = 16, 8
@@ -18,11 +19,13 @@ EVALUATION_TASKS = 512
 
 COIN_NANO = 10**9
 FAUCET, STAKE, SLASH, BOND, BUDGET = 1_000 * COIN_NANO, 100 * COIN_NANO, 50 * COIN_NANO, 5 * COIN_NANO, 10 * COIN_NANO
-APPEAL_MS, JUDGEMENT_MS, VERDICT_MS = 5_000, 30_000, 30_000
+VALIDATOR_SLASH = 20 * COIN_NANO
+APPEAL_MS, JUDGEMENT_MS, LONG_STOP_MS, VERDICT_MS = 5_000, 30_000, 60_000, 30_000
 CHAIN_APPEAL_MS = 30_000
 """With a chain: a slash comes before the court after an epoch, and the node needs a few blocks for its bond."""
 HEARTBEAT_MS, HEAD_MS, TICK_MS = 300, 100, 50
-"""Everything is on one machine, so the network may be in a hurry."""
+RANDOMNESS_PERIOD_S, DRAW_MARGIN_MS = 1, 500
+"""Short, because all parties are on one machine."""
 
 LEARNING_RATE = 1e-3
 TRAINER = {
@@ -41,7 +44,7 @@ TRAINER = {
 }
 
 REWARD_BEFORE_MAX, REWARD_AFTER_MIN = 0.3, 0.8
-"""What the demonstration promises on held-out problems."""
+"""Results that the demonstration must reach on held-out problems."""
 
 TOLERANCE = {
     "exponent_mismatches_max": 8,
@@ -58,4 +61,4 @@ TOLERANCE = {
     "logprob_error_usual": 0.01,
     "logprob_error_mean_usual": 0.001,
 }
-"""Everybody runs the same engine in float32 on one machine, so noise is small; `prime-node calibrate` measures it."""
+"""All nodes run the same engine in float32 on one machine, so noise is small; `prime-node calibrate` measures it."""

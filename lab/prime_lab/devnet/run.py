@@ -1,6 +1,6 @@
-"""The life of a network on one machine: set up, started, watched until the model has learnt, judged, stopped.
+"""The course of a devnet: set it up, start it, watch it until the model has learnt, judge the result, stop it.
 
-Every party is the command that a user types, in a process of its own. This file holds the order of things.
+Every party is the command that a user types, in its own process. This file holds the order of these steps.
 """
 
 import asyncio
@@ -13,8 +13,11 @@ from pathlib import Path
 
 import aiohttp
 
+from prime_coordinator.home import CoordinatorHome
 from prime_coordinator.intake.uploads import file_key
-from prime_coordinator.log.replay import verify_log
+from prime_coordinator.log.verify import verify_log
+from prime_coordinator.randomness import read_secret
+from prime_lab.attacks.grinding import DishonestOperator, find_grinding_position, find_refusal, grind_draw
 from prime_lab.cheats.process import write_interpreter
 from prime_lab.devnet import recipe
 from prime_lab.devnet.chain import STAKED_ROLES, DevnetChain
@@ -41,18 +44,22 @@ from prime_lab.devnet.plan import (
 from prime_lab.devnet.processes import ProcessFailedError, RunningProcess, run_command
 from prime_lab.devnet.summary import DevnetSummary, LogSummary, summarize_log
 from prime_protocol.errors import LocalError
+from prime_protocol.ledger.randomness_chain import sign_round
+from prime_protocol.ledger.replay import replay
+from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.weights.manifest import ManifestKind, open_manifest
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_runtime.keys import load_key_file
 from prime_runtime.lock import read_lock_info
-from prime_runtime.log_files import read_leaves, read_tile, read_tree_head
+from prime_runtime.log_files import read_leaves, read_tree_head
 
 POLL_S = 1.0
 START_S = 60.0
-"""How long a party may take until it can be talked to."""
+"""Time limit for a party until it answers requests."""
 JOIN_S = 300.0
-"""How long a node may take until it has joined: engines are loaded before, all on this machine."""
+"""Time limit for a node to join. Its engine is loaded first, and all engines share this machine."""
 SETTLE_S = 20.0
-"""How long slashes and audits that are open at the end may take."""
+"""Time limit for slashes and audits that are open at the end."""
 
 ShowSnapshot = Callable[[NetworkSnapshot, str], None]
 
@@ -76,7 +83,7 @@ class Devnet:
     # --- Setting up -------------------------------------------------------------------------------------------------
 
     async def prepare(self) -> Path:
-        """Keys, books and a model that is right now and then; the model's folder."""
+        """Create keys, the log and a model with some right answers; returns the model's folder."""
         plan = self.plan
         plan.folder.mkdir(parents=True, exist_ok=True)
         if any(plan.folder.iterdir()):
@@ -117,7 +124,7 @@ class Devnet:
     # --- Running ----------------------------------------------------------------------------------------------------
 
     async def start(self, model: Path) -> None:
-        """Everybody, in the order in which they need each other."""
+        """Start all parties, in the order of their dependencies."""
         plan = self.plan
         folder = get_coordinator_folder(plan)
         words = ("prime-coordinator", "start", "--folder", str(folder), "--explorer-models", str(model))
@@ -161,11 +168,11 @@ class Devnet:
         await asyncio.gather(*(chain.stake(each.party) for each in staked))
 
     async def tell_chain(self) -> tuple[list[str], list[str]]:
-        """What the chain says in the end, and what is missing of it; nothing where there is none."""
+        """The result on the chain, and what is missing of it; empty without a chain."""
         return await self.chain.tell(self.running) if self.chain else ([], [])
 
     async def watch(self) -> NetworkSnapshot:
-        """Until the trainer has made its last step; PartyFailed where anybody ended before."""
+        """Wait until the trainer has made its last step; PartyFailed if a party exits before."""
         trainer = next(each for each in self.running if each.party.name == "trainer")
         async with aiohttp.ClientSession() as session:
             watch = NetworkMonitor(session, self.url, self.plan.folder / "trainer")
@@ -182,7 +189,7 @@ class Devnet:
                 await asyncio.sleep(POLL_S)
 
     async def settle(self) -> None:
-        """What is being judged is judged, and a slash that was proposed is decided."""
+        """Wait until open audits are settled and proposed slashes are decided."""
         async with aiohttp.ClientSession() as session:
             watch = NetworkMonitor(session, self.url, self.plan.folder / "trainer")
             deadline_s = time.monotonic() + SETTLE_S
@@ -194,17 +201,15 @@ class Devnet:
                 await asyncio.sleep(POLL_S)
 
     async def stop(self) -> None:
-        """Nodes first, the coordinator last: it writes down what the others say."""
+        """Nodes first, the coordinator last: it logs what the others send."""
         for each in reversed(self.running):
             await each.stop()
         self.running.clear()
 
     def read_story(self) -> LogSummary:
-        """Replay the log as a stranger would: signatures, rules, tiles; RemoteError where anything does not hold."""
+        """Replay the log as a stranger would: signatures, rules, tiles; RemoteError if anything is invalid."""
         mirror = get_coordinator_folder(self.plan) / "mirror"
-        checked = verify_log(
-            read_tree_head(mirror), lambda size: read_leaves(mirror, size), lambda tile: read_tile(mirror, tile), None
-        )
+        checked = verify_log(mirror)
         return summarize_log(read_leaves(mirror, checked.head.size), recipe.SAMPLES)
 
     def nodes_of(self, part: DevnetRole) -> list[NodeId]:
@@ -251,12 +256,33 @@ class Devnet:
             look = await NetworkMonitor(session, self.url, self.plan.folder).look()
             return str(look.status["coordinator"])
 
+    def grind_log(self) -> str:
+        """Rewrite this network's own log as its coordinator could, until a draw spares a file, and replay that."""
+        home = CoordinatorHome(get_coordinator_folder(self.plan))
+        secret = read_secret(home.randomness_key)
+        size = TreeHead.parse(SignedNote.parse(read_tree_head(home.mirror)).text).size
+        leaves = list(read_leaves(home.mirror, size))
+        operator = DishonestOperator(
+            key=load_key_file(home.key, get_password_file(self.plan).read_text().strip()),
+            network=NetworkId(NETWORK),
+            run=RunId(RUN),
+            chain=replay(NetworkId(NETWORK), leaves[:1]).state.randomness,
+            sign_round=lambda number: sign_round(secret, number),
+        )
+        position = find_grinding_position(operator, leaves)
+        found = grind_draw(operator, position, lambda drawn: not drawn) if position else None
+        if found is None:
+            return ""
+        refusal = find_refusal(operator, found.leaves)
+        told = f"a coordinator that rewrites this log until a draw spares a file (try {found.tries})"
+        return f"{told} is refused: {refusal}" if refusal else f"{told} IS NOT NOTICED"
+
     def read_trainer(self) -> NodeId:
-        """The address of the trainer's key, which stands in its file in clear."""
+        """The address of the trainer's key, which its file contains in plain text."""
         return read_address(self.plan.folder / "trainer.key")
 
     def _learn_names(self) -> None:
-        """Each node's key lies in its folder, with the address in clear."""
+        """Each node's key file is in its folder and contains the address in plain text."""
         for each in self.running:
             key = each.party.folder / "key.json"
             is_known = each.party.name in self.names.values()
@@ -269,10 +295,10 @@ def read_address(keystore: Path) -> NodeId:
 
 
 async def run_devnet(devnet: Devnet) -> DevnetSummary:
-    """All of it, up to what came of it. The network still runs afterwards: whoever made it stops it."""
+    """Run a devnet up to its summary. The network still runs afterwards; the caller stops it."""
     model = await devnet.prepare()
     before = await devnet.evaluate(model, "eval-before")
-    devnet.say(f"right before training: {before:.0%} of held-out problems; starting everybody")
+    devnet.say(f"right before training: {before:.0%} of held-out problems; starting all parties")
     await devnet.start(model)
     look = await devnet.watch()
     await devnet.settle()
@@ -289,6 +315,7 @@ async def run_devnet(devnet: Devnet) -> DevnetSummary:
         full_bytes=full_bytes,
         delta_bytes=delta_bytes,
         learns=devnet.plan.model is None and not devnet.plan.is_recurrent,
+        grinding=await asyncio.to_thread(devnet.grind_log),
     )
 
 
@@ -300,7 +327,7 @@ def find_last_model(plan: DevnetPlan) -> Path:
 
 
 def count_transfer_bytes(plan: DevnetPlan, manifests: list[Digest], trainer: NodeId) -> tuple[int, int]:
-    """What one node fetched of all checkpoints if it took each whole, and if it took changes where there are any."""
+    """Bytes that a node fetches for all checkpoints: with keyframes only, and with deltas where there are any."""
     objects = get_coordinator_folder(plan) / "objects"
     full = moved = whole = 0
     for digest in manifests:

@@ -1,8 +1,6 @@
-"""What a network's log says about who did what, read after the end by somebody who trusts nobody. Pure.
+"""The result of a devnet from its log and contracts: what each party did, and whether all promises hold. Pure.
 
-What came of a devnet, in words and in one line for scripts; and whether it kept what it promises. Pure.
-
-What the contracts of a devnet saw, in words. Pure: their events in, lines out.
+The log is verified and replayed like any stranger's. The result is text for people and one line for scripts.
 """
 
 from collections import Counter, defaultdict
@@ -18,23 +16,23 @@ from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.replay import ENTRY_TYPES
 from prime_protocol.proofs.read_proofs import is_read_proof_refuted
 from prime_protocol.wire.codec import decode
-from prime_protocol.wire.ids import Digest, NodeId, friendly_name
+from prime_protocol.wire.ids import DEFAULT_TICKER, Digest, NodeId, friendly_name
 from prime_protocol.wire.typed_data import compute_receipt_id
 
 
 @dataclass(slots=True)
 class NodeSummary:
-    """What one node has done."""
+    """The work of one node."""
 
     produced: int = 0
     """Rollouts."""
     settled: Counter[Outcome] = field(default_factory=Counter)
-    """Rollouts by what became of them."""
+    """Rollouts by outcome."""
     verdicts: int = 0
     inspected: int = 0
-    """Verdicts whose looks an inspector compared."""
+    """Verdicts whose read proofs an inspector compared."""
     refuted: int = 0
-    """And found made up."""
+    """Those whose read proofs were invented."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,12 +52,18 @@ class LogSummary:
 
     deeds: dict[NodeId, NodeSummary] = field(default_factory=dict)
     makers: dict[Digest, NodeId] = field(default_factory=dict)
-    """Who made which submission."""
+    """The node of each submission."""
     trained_on: set[Digest] = field(default_factory=set)
     manifests: list[Digest] = field(default_factory=list)
     """Of the checkpoints, in order."""
     slashed: list[ExecutedSlash] = field(default_factory=list)
     overturned: int = 0
+    randomness: str = ""
+    """Which chain draws come from, and who can predict it."""
+    rounds: int = 0
+    """Rounds of that chain in the log."""
+    cosignatures: int = 0
+    """Cosignatures of validators in them."""
 
     def trained_of(self, nodes: Iterable[NodeId]) -> int:
         """Submissions of these nodes that the model has learnt from."""
@@ -91,6 +95,11 @@ class LogSummarizer:
     def _take(self, author: NodeId, entry: Any) -> None:
         story = self.story
         match entry:
+            case e.NetworkCreated(randomness=chain):
+                story.randomness = chain.describe()
+            case e.RoundRecorded(cosignatures=cosignatures):
+                story.rounds += 1
+                story.cosignatures += len(cosignatures)
             case e.LeaseGranted(lease=lease, slots=slots):
                 self._leases[lease] = slots
             case e.Submitted(receipt=receipt):
@@ -148,6 +157,8 @@ class DevnetSummary:
     delta_bytes: int
     learns: bool
     """Whether the recipe is the one that promises to learn."""
+    grinding: str = ""
+    """What came of a coordinator's try to rewrite this log until a draw suits it."""
 
     def nodes_of(self, part: DevnetRole) -> list[NodeId]:
         return [node for node, name in self.names.items() if name.startswith(part)]
@@ -175,7 +186,7 @@ class DevnetSummary:
 
 
 def list_failures(summary: DevnetSummary) -> Iterator[str]:
-    """Everything that is not as promised."""
+    """Every promised result that was not reached."""
     if summary.learns and summary.before >= recipe.REWARD_BEFORE_MAX:
         yield f"the reward began at {summary.before:.2f}, and should be below {recipe.REWARD_BEFORE_MAX}"
     if summary.learns and summary.after <= recipe.REWARD_AFTER_MIN:
@@ -192,6 +203,8 @@ def list_failures(summary: DevnetSummary) -> Iterator[str]:
     idlers = summary.nodes_of(DevnetRole.IDLER)
     if seen := [node for node in idlers if not summary.refuted(node)]:
         yield f"{len(seen)} of {len(idlers)} validators that did not read were not found out"
+    if summary.grinding.endswith("NOT NOTICED"):
+        yield summary.grinding
 
 
 def describe_summary(summary: DevnetSummary) -> Iterator[str]:
@@ -201,12 +214,20 @@ def describe_summary(summary: DevnetSummary) -> Iterator[str]:
         yield f"{name:<12}{friendly_name(node):<24}{describe_node(deeds)}"
     for each in summary.story.slashed:
         who, appeal = summary.names.get(each.node, str(each.node)), ", after an appeal" if each.appealed else ""
-        amount = f"{each.amount_nano / COIN_NANO:,.0f} tokens" if each.amount_nano else "nothing, as its stake was gone"
+        amount = (
+            f"{each.amount_nano / COIN_NANO:,.0f} {DEFAULT_TICKER}"
+            if each.amount_nano
+            else "nothing, as its stake was gone"
+        )
         yield f"slashed    {who}: {amount}{appeal}, for: {each.reason}"
     if summary.full_bytes:
         share = summary.delta_bytes / summary.full_bytes
         yield f"weights    {summary.delta_bytes:,} bytes as deltas instead of {summary.full_bytes:,} ({share:.0%})"
-    yield "log        replayed offline: every signature, rule and tile holds"
+    story = summary.story
+    yield f"randomness {story.rounds:,} rounds, {story.cosignatures:,} cosignatures of validators; {story.randomness}"
+    if summary.grinding:
+        yield f"grinder    {summary.grinding}"
+    yield "log        replayed offline: every signature, rule, round and tile holds"
 
 
 def describe_node(deeds: NodeSummary) -> str:
@@ -272,10 +293,10 @@ def describe_events(told: list[NamedEvent]) -> list[str]:
     taken = sum(int(values["amount"]) for values in of["SlashExecuted"]) // recipe.COIN_NANO
     promised = max((int(values["total"]) for values in of["Promised"]), default=0) / recipe.COIN_NANO
     return [
-        f"vault      {len(of['Deposited'])} deposits, {staked:,} tokens of stake",
+        f"vault      {len(of['Deposited'])} deposits, {staked:,} {DEFAULT_TICKER} of stake",
         f"anchors    {len(of['Anchored'])} heads of the log, each proven to extend the one before",
         f"court      {len(of['SlashProposed'])} slashes proposed, {len(appealed)} appealed with a bond",
-        f"court      {len(of['SlashExecuted'])} executed ({taken:,} tokens), {len(failed)} of them after an appeal that"
-        f" failed; {len(of['SlashOverturned'])} given back",
-        f"pool       {len(of['Promised'])} payout roots, {promised:,.2f} tokens promised in all",
+        f"court      {len(of['SlashExecuted'])} executed ({taken:,} {DEFAULT_TICKER}), {len(failed)} of them after an"
+        f" appeal that failed; {len(of['SlashOverturned'])} given back",
+        f"pool       {len(of['Promised'])} payout roots, {promised:,.2f} {DEFAULT_TICKER} promised in all",
     ]

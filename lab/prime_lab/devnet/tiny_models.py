@@ -1,12 +1,8 @@
-"""Tiny checkpoints: random weights in bf16, a configuration, and a tokenizer whose tokens are characters.
+"""Tiny checkpoints for the devnet and tests: a dense transformer and a Mamba model, with random weights in bf16.
 
-The letters are those of the `sort-digits` and `arithmetic` families, with `$` as the end token. Everything is written
-here, without torch or transformers, so that whoever only needs a folder has it at once.
-
-A tiny recurrent checkpoint: Mamba with random weights and the characters of tiny_model.py as its tokens.
-
-There is no attention in it. What it knows of the tokens so far is a state of fixed size, so an engine keeps that and no
-keys and values; see docs/operating/engines.md.
+The tokens are single characters, those of the families `sort-digits` and `arithmetic`, with `$` as the end token.
+Everything is written without torch or transformers, so that it is fast. The Mamba model has no attention: an engine
+keeps a state of fixed size for it and no keys and values; see docs/operating/engines.md.
 """
 
 import json

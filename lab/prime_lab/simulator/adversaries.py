@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING, Any
 from prime_lab.simulator.coordinator_host import FORGERY_KINDS, FakeFile, SimulatedPacket, forge_file
 from prime_lab.simulator.world import NETWORK, RUN, STAKE, AdversaryAttempt, get_wallet, hash_text, ignore
 from prime_node.agent.events import Event, ReplyReceived, SendRefused
-from prime_protocol.constants import READ_PROOF_BYTES
+from prime_protocol.constants import BASIS_POINTS, READ_PROOF_BYTES
 from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.audits import compute_audit_rate_bps
 from prime_protocol.ledger.entries import OUTCOME_NUMBER, Outcome, Role
-from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.ledger.randomness import compute_audit_seed, is_audited
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.ids import Digest, NodeId, hash_bytes
 from prime_protocol.wire.messages import AuditTask, Heartbeat, LeaseRequest, NodeActivity
 from prime_protocol.wire.typed_data import (
     EMBEDDED_DOMAIN,
@@ -39,6 +42,8 @@ class NodeBehavior:
     role = Role.WORKER
     time_factor = 1.0
     """Generation time as a share of the honest time."""
+    is_witness = True
+    """Whether it cosigns the tree heads that it is asked to witness."""
 
     @property
     def is_honest(self) -> bool:
@@ -84,6 +89,35 @@ class Sleeper(NodeBehavior):
     def make_file(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
         has_trust = sum(1 for a in party.disk.answers) >= 2
         return forge_file(honest, party.rng.choice(FORGERY_KINDS)) if has_trust and party.rng.random() < 0.5 else honest
+
+
+class DrawGrinder(NodeBehavior):
+    """Earns trust, then forges, and sends the one of many files that the last known randomness would spare."""
+
+    name = "draw-grinder"
+    time_factor = 0.2
+    tries_max = 64
+
+    def make_file(self, party: "SimulatedNode", honest: FakeFile) -> FakeFile:
+        core = party.world.host.core
+        run = core.state.runs.get(RUN) if core else None
+        streak = run.get_record(party.node).streak if run else 0
+        rate_bps = compute_audit_rate_bps(streak, party.world.host.history.terms)
+        if rate_bps > BASIS_POINTS // 2:
+            return honest  # most files are drawn: it earns trust first
+        forged = forge_file(honest, party.rng.choice(FORGERY_KINDS))
+        for _ in range(self.tries_max):
+            if not self._would_be_drawn(party, forged, rate_bps):
+                break
+            forged = replace(forged, salt=party.rng.getrandbits(32))
+        return forged
+
+    def _would_be_drawn(self, party: "SimulatedNode", file: FakeFile, rate_bps: int) -> bool:
+        history = party.world.host.history
+        lease = history.leases[file.lease].granted.entry
+        receipt = party.describe(file).make_receipt(party.profile.network, party.profile.run, lease)
+        name = compute_receipt_id(receipt)
+        return is_audited(compute_audit_seed(randomness=history.newest_randomness, submission=name), rate_bps)
 
 
 class Hoarder(NodeBehavior):
@@ -262,6 +296,7 @@ class SilentValidator(NodeBehavior):
     """Never gives a verdict."""
 
     name = "silent"
+    is_witness = False
     role = Role.VALIDATOR
 
     def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
@@ -269,21 +304,24 @@ class SilentValidator(NodeBehavior):
 
 
 class EquivocatingValidator(NodeBehavior):
-    """Gives verdicts that it was not drawn for, and two verdicts on what it was drawn for."""
+    """Gives verdicts that it was not drawn for or has not committed to, and commits twice to what it was drawn for."""
 
     name = "meddler"
     role = Role.VALIDATOR
 
     def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
-        other = Outcome.INVALID if truth is Outcome.ACCEPT else Outcome.ACCEPT
-        party.post(make_verdict(party, task.submission, other), RUN)
+        other = make_verdict(party, task.submission, Outcome.INVALID if truth is Outcome.ACCEPT else Outcome.ACCEPT)
+        party.post(other, RUN)
+        party.world.after(ATTACK_INTERVAL_MS, party.post, make_commitment(other), RUN)
+        party.world.after(2 * ATTACK_INTERVAL_MS, party.post, other, RUN)
         return truth
 
     def attack(self, party: "SimulatedNode") -> None:
         open_names = list(party.world.host.history.unsettled)
         if open_names:
-            name = party.rng.choice(open_names)
-            party.post(make_verdict(party, name, party.rng.choice(list(Outcome))), RUN)
+            verdict = make_verdict(party, party.rng.choice(open_names), party.rng.choice(list(Outcome)))
+            party.post(make_commitment(verdict), RUN)
+            party.post(verdict, RUN)
 
 
 def compute_read_proof(submission: Digest, reader: NodeId) -> bytes:
@@ -321,7 +359,12 @@ def attempt_submission(
     party: "SimulatedNode", entry: e.Submitted, clock_ms: int | None = None, *, about: e.Submitted | None = None
 ) -> None:
     """Send a submission that must be refused, and record the answer."""
-    world, name = party.world, compute_receipt_id((about or entry).receipt)
+    attempt_entry(party, entry, compute_receipt_id((about or entry).receipt), clock_ms)
+
+
+def attempt_entry(party: "SimulatedNode", entry: Any, name: Digest, clock_ms: int | None = None) -> None:
+    """Send an entry about a submission that must be refused, and record the answer."""
+    world = party.world
     packet = world.seal(party.key, entry, RUN, party.clock_ms if clock_ms is None else clock_ms, party.address_group)
 
     def note(event: Event) -> None:
@@ -344,6 +387,10 @@ def make_verdict(party: "SimulatedNode", submission: Digest, outcome: Outcome) -
     )
     signature = sign_document(party.key, receipt, EMBEDDED_DOMAIN)
     return e.VerdictGiven(receipt=receipt, signature=signature, outcome=outcome, reason="", metrics=())
+
+
+def make_commitment(verdict: e.VerdictGiven) -> e.VerdictCommitted:
+    return e.VerdictCommitted(submission=verdict.receipt.submission, commitment=hash_bytes(encode(verdict)))
 
 
 def send_bytes(party: "SimulatedNode", frame: bytes | None) -> None:

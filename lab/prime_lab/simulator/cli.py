@@ -37,7 +37,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--steps", type=int, default=3, help="checkpoints to train (default 3)")
     parser.add_argument("--quorum", type=int, default=3, help="validators of one round (default 3)")
-    parser.add_argument("--liars", help="kinds of adversaries, separated by commas (default all)")
+    parser.add_argument("--adversaries", help="kinds of adversaries, separated by commas (default all)")
     parser.add_argument("--loss", type=float, help="share of messages that are lost")
     parser.add_argument("--duplicate", type=float, help="share of messages that arrive twice")
     parser.add_argument("--partitions", type=int, help="number of network partitions")
@@ -52,12 +52,12 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def parse_args(argv: list[str] | None) -> argparse.Namespace:
-    from prime_lab.simulator.rare_adversaries import ADVERSARY_NAMES
-
     parser = make_parser()
     args = parser.parse_args(argv)
-    args.liars = tuple(args.liars.split(",")) if args.liars else ()
-    unknown = set(args.liars) - set(ADVERSARY_NAMES)
+    from prime_lab.simulator.rare_adversaries import ADVERSARY_NAMES
+
+    args.adversaries = tuple(args.adversaries.split(",")) if args.adversaries else ()
+    unknown = set(args.adversaries) - set(ADVERSARY_NAMES)
     if unknown:
         parser.error(f"unknown adversaries: {', '.join(sorted(unknown))}; known are {', '.join(ADVERSARY_NAMES)}")
     if args.nodes < 8 or args.seeds < 1 or args.jobs < 1 or args.steps < 1:
@@ -112,7 +112,7 @@ def describe_report(report: "SimulationReport") -> str:
     outcomes = " ".join(f"{name}={count}" for name, count in report.outcomes.items())
     return (
         f"seed {report.plan.seed}: {result} steps={report.steps} entries={report.entries} messages={report.messages} "
-        f"virtual_s={report.virtual_s} {outcomes} liars={report.liars} slashed={report.slashed} "
+        f"virtual_s={report.virtual_s} {outcomes} adversaries={report.adversaries} slashed={report.slashed} "
         f"root={report.root}"
     )
 

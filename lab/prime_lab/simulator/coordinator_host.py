@@ -8,6 +8,7 @@ intake can see of one, and the truth that only an audit can find.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from hashlib import sha256
 from random import Random
 from typing import Any
@@ -20,6 +21,7 @@ from prime_lab.simulator.log_history import LogHistory
 from prime_node.agent.events import Event, ReplyReceived, SendRefused
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import Submitted
+from prime_protocol.ledger.randomness_chain import make_own_chain, sign_round
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
@@ -72,7 +74,7 @@ class FakeFile:
 
 
 class FakeFileStore:
-    """Every file that anybody made."""
+    """Every file, by digest."""
 
     def __init__(self) -> None:
         self._files: dict[Digest, FakeFile] = {}
@@ -102,6 +104,10 @@ def verify_fake_file(file: FakeFile | None, entry: Submitted, expected: Expected
 def forge_file(file: FakeFile, kind: str) -> FakeFile:
     return replace(file, forgery=kind)
 
+
+CHAIN_GENESIS_S = 1_799_000_000
+make_round_signature = lru_cache(maxsize=65_536)(sign_round)
+"""Worlds share a clock and a chain, so they share its rounds."""
 
 HEAD_MS = 1_000
 """Least time between two signed heads."""
@@ -160,6 +166,8 @@ class CoordinatorHost:
         self.log_key = Ed25519PrivateKey.from_private_bytes(sha256(b"log key").digest())
         self.origin = ORIGIN_PREFIX + network
         self.verifier = VerifierKey.of(self.origin, self.log_key)
+        self._chain_secret = sha256(b"simulator randomness").digest()
+        self.chain = make_own_chain(self._chain_secret, network, genesis_s=CHAIN_GENESIS_S, period_s=3)
         self.disk: list[bytes] = []
         self.history = LogHistory()
         self._frontier = Frontier()
@@ -184,7 +192,7 @@ class CoordinatorHost:
         for leaf in self.disk:
             ledger.restore(leaf)
         self.core = Core(self.key, ledger, now_ms=now_ms, inspect_share=self._inspect_share)
-        self.core.head, self.core.head_size = self._head, self._head_size
+        self.core.set_head(self._head, self._head_size)
         self._guard = ReplayGuard(since_ms=now_ms)
 
     def crash(self) -> None:
@@ -221,7 +229,8 @@ class CoordinatorHost:
         try:
             return ReplyReceived(call.request, self._decide(core, payload, message, call.packet, now_ms))
         except RemoteError as error:
-            return make_refusal(call.request, RefusalCode.MALFORMED, error, now_ms)
+            code = RefusalCode.RATE_LIMITED if error.retry_after_ms else RefusalCode.MALFORMED
+            return make_refusal(call.request, code, error, now_ms)
 
     def _open(self, packet: SimulatedPacket) -> tuple[Payload, Any]:
         if packet.frame is None or (packet.payload is not None and not self._opens_all):
@@ -259,7 +268,14 @@ class CoordinatorHost:
     def tick(self, now_ms: int) -> None:
         if self.core is not None:
             self.core.tick(now_ms)
+            while (number := self.core.witnesses.get_wanted_round(now_ms)) is not None:
+                self.core.record_round(number, self.sign_round(number), now_ms)
+                self.core.tick(now_ms)
             self.collect()
+
+    def sign_round(self, number: int) -> bytes:
+        """Of the coordinator's own randomness chain."""
+        return make_round_signature(self._chain_secret, number)
 
     # --- The disk ---------------------------------------------------------------------------------------------------
 
@@ -313,14 +329,29 @@ class CoordinatorHost:
         return self._frontier.root()
 
     def _sign_head(self, now_ms: int) -> None:
-        if now_ms - self._head_ms < HEAD_MS or self._frontier.size == self._head_size or self.core is None:
+        """Sign the newest noted head as soon as it is on disk, else one over everything now and then."""
+        if self.core is None:
             return
-        self._head_ms, self._head_size = now_ms, self._frontier.size
-        head = TreeHead(self.origin, self._frontier.size, self._frontier.root())
-        self._head = sign_tree_head(head, self.log_key)
-        self.core.head, self.core.head_size = self._head, self._head_size
+        noted = self.core.state.noted_heads
+        size = max((size for size in noted if size <= self._frontier.size), default=0)
+        if size > self._head_size:
+            self._publish_head(TreeHead(self.origin, size, noted[size]))
+        elif now_ms - self._head_ms >= HEAD_MS and self._frontier.size > self._head_size:
+            self._head_ms = now_ms
+            self._publish_head(TreeHead(self.origin, self._frontier.size, self._frontier.root()))
+
+    def _publish_head(self, head: TreeHead) -> None:
+        assert self.core is not None
+        self._head, self._head_size = sign_tree_head(head, self.log_key), head.size
+        self.core.set_head(self._head, self._head_size)
 
 
 def make_refusal(request: int, code: RefusalCode, error: RemoteError, now_ms: int) -> SendRefused:
-    refusal = Refusal(code=code, field=error.field[:500], problem=error.problem[:500], retry_after_ms=0, now_ms=now_ms)
+    refusal = Refusal(
+        code=code,
+        field=error.field[:500],
+        problem=error.problem[:500],
+        retry_after_ms=error.retry_after_ms,
+        now_ms=now_ms,
+    )
     return SendRefused(request, refusal)

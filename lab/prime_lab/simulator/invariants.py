@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from prime_lab.simulator.coordinator_host import HONEST
 from prime_lab.simulator.log_history import LoggedSubmission, LogHistory
-from prime_lab.simulator.world import NETWORK, World
-from prime_protocol.constants import SIGNATURE_BYTES
+from prime_lab.simulator.world import NETWORK, STAKE, World
+from prime_protocol.constants import DRAW_MARGIN_MS, ROUNDS_MAX, SIGNATURE_BYTES
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import LogRecord, Outcome, Role
@@ -21,18 +21,18 @@ from prime_protocol.ledger.replay import Ledger, replay
 from prime_protocol.ledger.state import LedgerState
 from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
 from prime_protocol.log.tree_head import open_tree_head
-from prime_protocol.wire.codec import decode
+from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import Payload
-from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.ids import Digest, NodeId, hash_bytes
 
 
 @dataclass(frozen=True)
 class FinishedWorld:
-    """A finished world and who was honest in it."""
+    """A finished world, and which nodes were honest."""
 
     world: World
     honest: frozenset[NodeId]
-    """Nodes that kept to the protocol from first to last."""
+    """Nodes that followed the protocol throughout."""
     is_over: bool = True
     """All steps were trained and there was time to settle everything; else things may be open."""
 
@@ -103,7 +103,7 @@ def every_lease_ends_once(finished: FinishedWorld) -> Iterator[str]:
             elif line.author != holder and line.at_ms <= deadline_ms:
                 yield f"lease {number} was ended by {line.author} before its deadline"
     for line in finished.history.unmatched:
-        yield f"entry {line.index}, {type(line.entry).__name__}, is about something that the log does not know"
+        yield f"entry {line.index}, {type(line.entry).__name__}, is about something that is not in the log"
 
 
 def leases_do_not_overlap(finished: FinishedWorld) -> Iterator[str]:
@@ -150,8 +150,12 @@ def every_outcome_has_its_votes(finished: FinishedWorld) -> Iterator[str]:
     for name, logged in finished.history.submissions.items():
         for line in logged.settled:
             votes = Counter(v.entry.outcome for v in logged.verdicts if v.index < line.index)
-            outcome, decided = line.entry.outcome, _recount(votes, finished.history.terms.quorum, logged.unasked)
+            quorum, outcome = finished.history.terms.quorum, line.entry.outcome
+            ruled = [ruling.entry.outcome for ruling in logged.ruled if ruling.index < line.index]
+            decided = ruled[-1] if ruled else _recount(votes, quorum, logged.unasked)
             if outcome is Outcome.INVALID and decided is None:
+                if logged.unasked >= quorum and len(logged.draws) < ROUNDS_MAX:
+                    yield f"{name} was given up with votes {dict(votes)}, {logged.unasked} owners were not asked"
                 continue
             if outcome is Outcome.ACCEPT and logged.draws and not logged.draws[0].entry.validators:
                 continue
@@ -177,19 +181,40 @@ def verdicts_come_from_those_who_were_drawn(finished: FinishedWorld) -> Iterator
         drawn: Counter[NodeId] = Counter()
         for line in logged.draws:
             if not drawn.keys().isdisjoint(line.entry.validators):
-                yield f"round {line.entry.round} of {name} asks somebody who was asked before"
+                yield f"round {line.entry.round} of {name} draws a validator that was drawn before"
             drawn.update(line.entry.validators)
             owners = [history.owners.get(node) for node in line.entry.validators]
             if len(set(owners)) != len(owners):
                 yield f"round {line.entry.round} of {name} has two validators of one owner"
             if logged.receipt.node in line.entry.validators or history.owners.get(logged.receipt.node) in owners:
                 yield f"round {line.entry.round} of {name} was drawn among its owner's own"
-            if line.entry.head_size <= logged.submitted.index:
-                yield f"round {line.entry.round} of {name} was drawn from a head before it was submitted"
-        given = Counter(line.author for line in logged.verdicts)
-        for node, count in given.items():
-            if count > drawn[node]:
-                yield f"{node} gave {count} verdicts on {name} and was drawn {drawn[node]} times"
+            published_ms = finished.world.host.chain.round_time_ms(line.entry.randomness_round)
+            if published_ms < logged.submitted.at_ms + DRAW_MARGIN_MS:
+                yield f"round {line.entry.round} of {name} was drawn from randomness that was known too early"
+        for lines, what in ((logged.committed, "commitments"), (logged.verdicts, "verdicts")):
+            for node, count in Counter(line.author for line in lines).items():
+                if count > drawn[node]:
+                    yield f"{node} gave {count} {what} on {name} and was drawn {drawn[node]} times"
+
+
+def no_verdict_can_be_copied(finished: FinishedWorld) -> Iterator[str]:
+    """In a round of several validators each verdict was committed before any of the round could be read."""
+    for name, logged in finished.history.submissions.items():
+        committed = {line.author: line for line in logged.committed}
+        for draw in logged.draws:
+            validators = draw.entry.validators
+            given = [line for line in logged.verdicts if line.author in validators]
+            if not given or len(validators) == 1:
+                continue
+            deadline_ms = draw.at_ms + finished.history.terms.verdict_ms
+            if given[0].at_ms < deadline_ms and not committed.keys() >= set(validators):
+                yield f"a verdict on {name} was given before everybody drawn with it had committed"
+            for line in given:
+                fixed = committed.get(line.author)
+                if fixed is None or fixed.index > given[0].index:
+                    yield f"{line.author} gave a verdict on {name} and could have read another of its round"
+                elif fixed.entry.commitment != hash_bytes(encode(line.entry)):
+                    yield f"{line.author} gave another verdict on {name} than it had committed to"
 
 
 def newcomers_are_all_audited(finished: FinishedWorld) -> Iterator[str]:
@@ -208,7 +233,7 @@ def newcomers_are_all_audited(finished: FinishedWorld) -> Iterator[str]:
 
 
 def drawn_forgeries_are_rejected(finished: FinishedWorld) -> Iterator[str]:
-    """At first and on appeal, whoever was drawn to judge it."""
+    """A forgery that was drawn is neither accepted nor credited, at first or on appeal, by any draw."""
     for name, logged in finished.history.submissions.items():
         is_drawn = logged.draws and logged.draws[0].entry.validators
         if is_drawn and finished.is_forged(logged) and (logged.outcome is Outcome.ACCEPT or logged.credited):
@@ -252,12 +277,14 @@ def honest_validators_keep_their_score(finished: FinishedWorld) -> Iterator[str]
             _, honest, dishonest = finished.votes(logged)
             if honest >= dishonest and not _was_outvoted(finished, logged):
                 yield f"{line.entry.validator} is honest and lost score over {name}"
+            if line.entry.penalty_nano and dishonest < honest + finished.history.terms.quorum:
+                yield f"{line.entry.validator} is honest and lost {line.entry.penalty_nano} of its stake over {name}"
         for node in logged.unread() & finished.honest:
             yield f"{node} is honest, and is said not to have read {name}"
 
 
 def _was_outvoted(finished: FinishedWorld, logged: LoggedSubmission) -> bool:
-    """Whether most of those who judged an appeal were dishonest."""
+    """Whether most judges of an appeal were dishonest."""
     _, honest, dishonest = finished.votes(logged, on_appeal=True)
     return dishonest > honest
 
@@ -323,7 +350,7 @@ def no_envelope_is_logged_twice(finished: FinishedWorld) -> Iterator[str]:
 
 
 def the_log_replays(finished: FinishedWorld) -> Iterator[str]:
-    """A stranger who checks every signature gets the state that the coordinator has."""
+    """An independent replay that checks every signature gets the coordinator's state."""
     host = finished.world.host
     try:
         ledger = replay(NETWORK, host.disk, coordinator=host.key.node)
@@ -338,8 +365,13 @@ def the_log_replays(finished: FinishedWorld) -> Iterator[str]:
 def _value_is_conserved(history: LogHistory, ledger: Ledger) -> Iterator[str]:
     books = ledger.state.funds
     burned_nano = sum(_compute_burned_nano(logged, history) for logged in history.submissions.values())
+    burned_nano += sum(min(STAKE, lost_nano) for lost_nano in _count_penalties_nano(history).values())
     held_nano = history.deposited_nano - history.withdrawn_nano - burned_nano
-    if books.total_nano() != held_nano:
+    # An owner without balance and stake appeals with what is in escrow already: then no bond is lost on top.
+    bonds_nano = history.terms.appeal_bond_nano * sum(
+        bool(logged.executed and logged.appealed) for logged in history.submissions.values()
+    )
+    if not held_nano <= books.total_nano() <= held_nano + bonds_nano or not books.is_conserved():
         yield f"the books hold {books.total_nano()}, what came in and went out leaves {held_nano}"
     if min([0, *_list_amounts_nano(ledger.state)]) < 0:
         yield "an account is below zero"
@@ -347,6 +379,17 @@ def _value_is_conserved(history: LogHistory, ledger: Ledger) -> Iterator[str]:
     paid_nano = ledger.state.runs["run-1"].funded.total() - books.pools["run-1"]  # type: ignore[index]
     if paid_nano > budget_nano:
         yield f"{paid_nano} were paid out of budgets of {budget_nano}"
+
+
+def _count_penalties_nano(history: LogHistory) -> Counter[NodeId]:
+    """What validators were to lose over refuted verdicts, and over verdicts on files that they had not read."""
+    lost: Counter[NodeId] = Counter()
+    for logged in history.submissions.values():
+        for line in logged.scored:
+            lost[line.entry.validator] += line.entry.penalty_nano
+        for node in logged.unread():
+            lost[node] += history.terms.validator_slash_nano
+    return lost
 
 
 def _compute_burned_nano(logged: LoggedSubmission, history: LogHistory) -> int:
@@ -373,6 +416,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     leases_go_to_staked_workers,
     every_outcome_has_its_votes,
     verdicts_come_from_those_who_were_drawn,
+    no_verdict_can_be_copied,
     newcomers_are_all_audited,
     drawn_forgeries_are_rejected,
     honest_work_is_not_condemned,

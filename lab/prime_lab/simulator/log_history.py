@@ -7,16 +7,17 @@ compare the two. The simulated trainer and nodes also read the public log throug
 
 from collections import Counter
 from dataclasses import dataclass, field
+from hashlib import sha256
 from typing import Any
 
-from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, READ_PROOF_ERROR_MAX, SIGNATURE_BYTES
+from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, READ_PROOF_ERROR_MAX, SIGNATURE_BYTES
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role
 from prime_protocol.ledger.replay import ENTRY_TYPES
 from prime_protocol.proofs.read_proofs import compute_read_proof_error
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import Payload
-from prime_protocol.wire.ids import Digest, NodeId, Step
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
 from prime_protocol.wire.typed_data import compute_receipt_id
 
 
@@ -50,6 +51,7 @@ class LoggedSubmission:
     submitted: LoggedEntry
     lease: LoggedLease | None
     draws: list[LoggedEntry] = field(default_factory=list)
+    committed: list[LoggedEntry] = field(default_factory=list)
     verdicts: list[LoggedEntry] = field(default_factory=list)
     settled: list[LoggedEntry] = field(default_factory=list)
     credited: list[LoggedEntry] = field(default_factory=list)
@@ -60,8 +62,9 @@ class LoggedSubmission:
     trained: list[LoggedEntry] = field(default_factory=list)
     scored: list[LoggedEntry] = field(default_factory=list)
     inspected: list[LoggedEntry] = field(default_factory=list)
+    ruled: list[LoggedEntry] = field(default_factory=list)
     unasked: int = 0
-    """When it was settled: owners of validators in the draw, other than its own, of whom nobody had been asked."""
+    """At settlement: owners of eligible validators, other than the worker's own, none of whose validators was drawn."""
 
     @property
     def receipt(self) -> Any:
@@ -95,8 +98,9 @@ class LogHistory:
         self.owners: dict[NodeId, NodeId] = {}
         self.registered: dict[NodeId, LoggedEntry] = {}
         self.staked: dict[NodeId, LoggedEntry] = {}
-        self.drained: set[NodeId] = set()
+        self.drained: set[tuple[NodeId, RunId | None]] = set()
         self.heads: list[LoggedEntry] = []
+        self.newest_randomness = Digest(bytes(DIGEST_BYTES))
         self.paid: Counter[Step] = Counter()
         self.deposited_nano = 0
         self.withdrawn_nano = 0
@@ -144,12 +148,16 @@ class LogHistory:
                     self.trainable.pop(name, None)
             case e.VerdictGiven(receipt=receipt):
                 self._add("verdicts", receipt.submission, line)
+            case e.VerdictCommitted(submission=name):
+                self._add("committed", name, line)
             case e.AuditDrawn(submission=name):
                 self._add("draws", name, line)
             case e.ValidatorScored(submission=name):
                 self._add("scored", name, line)
             case e.Inspected(submission=name):
                 self._add("inspected", name, line)
+            case e.RulingGiven(submission=name):
+                self._add("ruled", name, line)
             case (
                 e.Settled() | e.Credited() | e.SlashProposed() | e.Appealed() | e.SlashExecuted() | e.SlashOverturned()
             ):
@@ -198,12 +206,14 @@ class LogHistory:
                     self.owners[node] = node
             case e.Staked(node=node):
                 self.staked.setdefault(node, line)
-            case e.NodeStatusSet(node=node, status=status):
-                (self.drained.discard if status is NodeStatus.ACTIVE else self.drained.add)(node)
+            case e.NodeStatusSet(node=node, status=status, run=run):
+                (self.drained.discard if status is NodeStatus.ACTIVE else self.drained.add)((node, run))
             case e.RunCreated(terms=terms) | e.RunUpdated(terms=terms):
                 self.terms = terms
             case e.HeadNoted():
                 self.heads.append(line)
+            case e.RoundRecorded(signature=signature):
+                self.newest_randomness = Digest(sha256(signature).digest())
             case e.PaidOut(step=step):
                 self.paid[step] += 1
             case e.Deposited(amount_nano=amount_nano):
@@ -213,7 +223,7 @@ class LogHistory:
 
     def _count_unasked(self, logged: LoggedSubmission) -> int:
         asked = {self.owners.get(node) for line in logged.draws for node in line.entry.validators}
-        able = self.staked.keys() - self.drained
+        able = self.staked.keys() - {node for node, _ in self.drained}
         owners = {self.owners[node] for node in able if Role.VALIDATOR in self.registered[node].entry.roles}
         return len(owners - asked - {self.owners.get(logged.receipt.node)})
 

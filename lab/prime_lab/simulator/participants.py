@@ -29,11 +29,13 @@ from prime_node.agent.events import (
     AuditFinding,
     CancelGeneration,
     CheckTreeHead,
+    CosignTreeHead,
     Effect,
     Event,
     FinishedFile,
     Generate,
     Generated,
+    HeadCosigned,
     LoadWeights,
     ReplyReceived,
     SavedState,
@@ -50,8 +52,9 @@ from prime_node.agent.events import (
 from prime_node.agent.outbox import NodeProfile
 from prime_protocol.constants import LINEAGE_MAX
 from prime_protocol.ledger.entries import CheckpointPublished, Outcome, Staked, Submitted
+from prime_protocol.log.tree_head import SignedNote, TreeHead, derive_witness_key, encode_cosigned_message
 from prime_protocol.wire.ids import Digest, NodeId, Step
-from prime_protocol.wire.messages import AuditTask, HeartbeatReply
+from prime_protocol.wire.messages import AuditTask, Cosigned, HeartbeatReply
 from prime_protocol.wire.signing import WalletKey
 
 TRAINER_POLL_MS = 2_000
@@ -60,7 +63,7 @@ TRAINER_POLL_MS = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeHardware:
-    """What a node runs on."""
+    """The machine of a node."""
 
     tokens_per_s: float
     load_ms: float
@@ -123,7 +126,7 @@ class SimulatedNode:
             self.world.after(down_ms, self.start)
 
     def tell(self, event: Event, life: int | None = None) -> None:
-        """An event for the process that it was meant for; one that has crashed since hears nothing."""
+        """Deliver an event to the process it was meant for, unless that has crashed since."""
         agent = self.agent
         if agent is None or life not in (None, self._life):
             return
@@ -165,9 +168,17 @@ class SimulatedNode:
             case CheckTreeHead(head):
                 self.world.heads[head] = None
                 agent.set_head_size(int(head.split(b"\n", 2)[1]))
+            case CosignTreeHead(head):
+                if self.behavior.is_witness:
+                    self.tell(HeadCosigned(self._cosign(head)), self._life)
             case Stop():
                 self.agent = None
                 self.is_stopped = True
+
+    def _cosign(self, note: bytes) -> Cosigned:
+        head, time_s = TreeHead.parse(SignedNote.parse(note).text), self.clock_ms // 1000
+        signature = derive_witness_key(self.key).sign(encode_cosigned_message(head.text, time_s))
+        return Cosigned(head_size=head.size, time_s=time_s, signature=signature)
 
     def _send(self, send: Send) -> None:
         if isinstance(send.message, Submitted):
@@ -183,7 +194,7 @@ class SimulatedNode:
             self.world.problems.append(f"{self.node} answered lease {entry.receipt.lease} with different bytes")
 
     def post(self, message: Any, run: Any, request: int = 0, key: WalletKey | None = None) -> None:
-        """Seal and send; request 0 is nobody's, so its answer is not heard."""
+        """Seal and send. Request 0 belongs to no one, so its answer is ignored."""
         packet = self.world.seal(key or self.key, message, run, self.clock_ms, self.address_group)
         life = self._life
 
@@ -255,10 +266,8 @@ class SimulatedNode:
         outcome = self.behavior.choose_outcome(self, task, self._audit_honestly(task))
         if outcome is not None:
             evidence = hash_text(f"evidence {self.number} {task.submission}")
-            looks = {
-                reader: self.behavior.make_read_proof(self, task.submission, reader)
-                for reader in task.readers or (self.node,)
-            }
+            readers = [each.reader for each in task.readers] or [self.node]
+            looks = {reader: self.behavior.make_read_proof(self, task.submission, reader) for reader in readers}
             finding = AuditFinding(outcome=outcome, reason="", metrics=(), evidence=evidence, read_proofs=looks)
             self.tell(AuditDone(task.submission, finding), life)
 
@@ -360,7 +369,7 @@ class SimulatedTrainer:
         self._world.post(self._number, 1, packet, self._answered)
 
     def _answered(self, event: Event) -> None:
-        """Whatever the answer, the log tells at the next look whether it is there."""
+        """The answer does not matter: the log shows at the next read whether the entry is there."""
         self._is_busy = False
         is_lost = isinstance(event, SendRefused) and not event.refusal.field.startswith("Payload.")
         if is_lost and self._world.host.history.latest < (self._batch or (0, ()))[0]:

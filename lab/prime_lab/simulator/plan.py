@@ -19,8 +19,8 @@ class SimulationPlan:
     """Checkpoints to train, after the first."""
     malicious: float = 0.2
     """Share of workers, and of validators, that lie."""
-    liars: tuple[str, ...] = ()
-    """Kinds of liars to draw from; empty for all."""
+    adversaries: tuple[str, ...] = ()
+    """Kinds of adversaries to draw from; empty for all."""
     loss: float = 0.0
     duplicate: float = 0.0
     partitions: int = 0
@@ -41,7 +41,7 @@ class SimulationPlan:
     inspect_share: int = INSPECT_SHARE
     """Of judged files, in basis points."""
     starve_ms: int = 12 * MINUTE_MS
-    """Longest time between two checkpoints that does not count as starving."""
+    """Longest time between two checkpoints; more counts as starvation."""
     quorum: int = 3
     every_signature: bool = False
     """Sign and open heartbeats and requests too, and open entries at the coordinator. Changes nothing but the time."""

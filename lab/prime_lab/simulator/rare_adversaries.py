@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from prime_lab.simulator.adversaries import (
     ColludingValidator,
     Copycat,
+    DrawGrinder,
     Duplicator,
     EquivocatingValidator,
     Forger,
@@ -23,11 +24,14 @@ from prime_lab.simulator.adversaries import (
     Sleeper,
     StakeWithdrawer,
     VindictiveValidator,
+    attempt_entry,
     attempt_submission,
+    make_commitment,
     make_submission,
+    make_verdict,
 )
 from prime_lab.simulator.coordinator_host import HONEST, FakeFile
-from prime_lab.simulator.log_history import LoggedLease
+from prime_lab.simulator.log_history import LoggedLease, LogHistory
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.wire.ids import Digest, NodeId
@@ -103,7 +107,7 @@ class DrawLeaker(NodeBehavior):
 
 class TwoKeyOwner(NodeBehavior):
     """One of several keys of an owner. It holds its answer back until another of them gets the late lease's twin, and
-    then both answer with one work. Who has no other key is honest.
+    then both answer with the same work. An owner without another key is honest.
     """
 
     name = "two-keys"
@@ -123,7 +127,7 @@ class TwoKeyOwner(NodeBehavior):
 
 
 class VerdictCopier(NonReadingValidator):
-    """Copies the verdict of another validator on the same file; accepts if there is none yet."""
+    """Copies the verdict of a validator of an earlier round; accepts in the first, where none can be read in time."""
 
     name = "parrot"
 
@@ -134,6 +138,45 @@ class VerdictCopier(NonReadingValidator):
     def make_read_proof(self, party: "SimulatedNode", submission: Digest, reader: NodeId) -> bytes:
         heard = list_verdicts(party, submission)
         return heard[-1].read_proof if heard else super().make_read_proof(party, submission, reader)
+
+
+class PersecutingValidator(NodeBehavior):
+    """Calls the files of one worker fraudulent, the same worker as all others of its kind, and judges the rest well."""
+
+    name = "persecutor"
+    role = Role.VALIDATOR
+
+    def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
+        return Outcome.FRAUDULENT if task.node == find_victim(party.world.host.history) else truth
+
+
+def find_victim(history: LogHistory) -> NodeId:
+    """The worker that persecutors have agreed on: the first that submitted anything."""
+    victim: NodeId = next(iter(history.submissions.values())).receipt.node
+    return victim
+
+
+class VerdictWaiter(NonReadingValidator):
+    """Commits to nothing until it can read another verdict of its round, and then tries to give the same."""
+
+    name = "waiter"
+
+    def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
+        self._watch(party, task)
+        return None
+
+    def _watch(self, party: "SimulatedNode", task: AuditTask) -> None:
+        logged = party.world.host.history.submissions[task.submission]
+        if logged.settled or len(logged.draws) > task.round + 1:
+            return
+        drawn = logged.draws[task.round].entry.validators
+        others = [line.entry for line in logged.verdicts if line.author in drawn]
+        if not others:
+            party.world.after(LOG_POLL_MS, self._watch, party, task)
+            return
+        copied = make_verdict(party, task.submission, others[0].outcome)
+        for entry in (make_commitment(copied), copied):
+            attempt_entry(party, entry, task.submission)
 
 
 def list_verdicts(party: "SimulatedNode", submission: Digest) -> list[e.VerdictGiven]:
@@ -161,8 +204,11 @@ ADVERSARIES: tuple[type[NodeBehavior], ...] = (
 )
 RARE_ADVERSARIES: tuple[type[NodeBehavior], ...] = (
     Backdater,
+    DrawGrinder,
     FileSwapper,
     VerdictCopier,
+    PersecutingValidator,
+    VerdictWaiter,
     InformedForger,
     DrawLeaker,
     TwoKeyOwner,

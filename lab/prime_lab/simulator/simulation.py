@@ -14,24 +14,25 @@ from prime_lab.simulator.rare_adversaries import draw_behavior
 from prime_lab.simulator.world import BOND, NETWORK, RUN, SETTLE_MS_MAX, STAKE, START_MS, TICK_MS, World, get_wallet
 from prime_node.agent.outbox import NodeProfile
 from prime_protocol.ledger.entries import Delegated, Outcome, Role, RunStatus
+from prime_protocol.log.tree_head import derive_witness_key
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Delegation, sign_document
 
 VALIDATORS_EVERY = 4
 OWNED_SHARE = 0.2
-"""Nodes that belong to an owner who has several."""
+"""Nodes of an owner with several."""
 SPEED_MIN = 30.0
 """Tokens per second of the slowest machine. The median is 245, the fastest of a thousand about 3,000."""
 DOWN_MS_MAX = 40_000
 """Longest crash of a node, and longest cut. Two of them, a crash of the coordinator and a beat fit into the time for an
-appeal: who is away for longer than that cannot defend itself."""
+appeal: a node that is away for longer cannot defend itself."""
 YEAR_MS = 365 * 24 * 60 * MINUTE_MS
 
 
 @dataclass(frozen=True, kw_only=True)
 class SimulationReport:
-    """What came of one plan."""
+    """The result of one plan."""
 
     plan: SimulationPlan
     complaints: tuple[str, ...]
@@ -43,7 +44,7 @@ class SimulationReport:
     events: int
     messages: int
     outcomes: dict[str, int]
-    liars: int
+    adversaries: int
     slashed: int
 
 
@@ -53,7 +54,7 @@ def simulate(plan: SimulationPlan) -> SimulationReport:
 
 
 def simulate_world(plan: SimulationPlan) -> tuple[SimulationReport, FinishedWorld]:
-    """The same, with the world as it was left."""
+    """The same, and the world in its final state."""
     world = World(plan)
     population = Population(world)
     trainer = SimulatedTrainer(world, -1, get_wallet("trainer"), train_ms=8_000)
@@ -97,7 +98,7 @@ def _has_new_checkpoint(history: LogHistory, checkpoints: int) -> bool:
 
 
 def _run_until_settled(world: World) -> None:
-    """Until nothing is open, or so long that what is open never ends."""
+    """Run until nothing is open, or until the time limit for open matters."""
     history, host = world.host.history, world.host
 
     def is_quiet() -> bool:
@@ -123,19 +124,19 @@ def _make_report(finished: FinishedWorld, population: "Population", complaints: 
         events=world.events,
         messages=world.network.sent,
         outcomes={outcome.value: sum(logged.outcome is outcome for logged in submissions) for outcome in Outcome},
-        liars=population.count_liars(),
+        adversaries=population.count_adversaries(),
         slashed=sum(bool(logged.executed) for logged in submissions),
     )
 
 
 class Population:
-    """The nodes of a world and their fates, drawn from the seed."""
+    """The nodes of a world and their faults, drawn from the seed."""
 
     def __init__(self, world: World) -> None:
         self._world = world
         self._rng = Random(f"crowd {world.plan.seed}")
         self.parties: list[SimulatedNode] = []
-        self._liars = self._draw_liars()
+        self._adversaries = self._draw_adversaries()
         world.inspectors = self._draw_inspectors()
         accounts: dict[NodeId, int] = {}
         owners: list[SimulatedOwner] = []
@@ -157,7 +158,7 @@ class Population:
     def honest(self) -> frozenset[NodeId]:
         return frozenset(party.node for party in self.parties if party.behavior.is_honest)
 
-    def count_liars(self) -> int:
+    def count_adversaries(self) -> int:
         return sum(not party.behavior.is_honest for party in self.parties)
 
     def count_honest_workers(self) -> int:
@@ -166,7 +167,7 @@ class Population:
             for party in self.parties
         )
 
-    def _draw_liars(self) -> frozenset[int]:
+    def _draw_adversaries(self) -> frozenset[int]:
         """The planned share of workers, and of validators."""
         chosen: list[int] = []
         for role in (Role.WORKER, Role.VALIDATOR):
@@ -176,14 +177,14 @@ class Population:
 
     def _draw_inspectors(self) -> tuple[NodeId, ...]:
         plan = self._world.plan
-        able = [n for n in range(plan.nodes) if n not in self._liars and get_role(n) is Role.VALIDATOR]
+        able = [n for n in range(plan.nodes) if n not in self._adversaries and get_role(n) is Role.VALIDATOR]
         chosen = Random(f"inspectors {plan.seed}").sample(able, min(plan.inspectors, len(able)))
         return tuple(get_wallet(f"node {number}").node for number in sorted(chosen))
 
     def _join(self, number: int, owner: WalletKey | None) -> NodeId:
         plan, rng, key = self._world.plan, self._rng, get_wallet(f"node {number}")
         role = get_role(number)
-        behavior = draw_behavior(role, plan.liars, rng) if number in self._liars else NodeBehavior()
+        behavior = draw_behavior(role, plan.adversaries, rng) if number in self._adversaries else NodeBehavior()
         speed = min(4_000.0, max(SPEED_MIN, rng.lognormvariate(5.5, 0.8)))
         profile = NodeProfile(
             network=NETWORK,
@@ -193,6 +194,7 @@ class Population:
             stake_nano=0 if owner else STAKE,
             tokens_per_s=int(speed),
             audits_at_once=2,
+            witness_key=derive_witness_key(key).public_key().public_bytes_raw(),
         )
         machine = NodeHardware(
             tokens_per_s=speed,
@@ -204,7 +206,7 @@ class Population:
         return key.node
 
     def _schedule(self) -> None:
-        """Who starts when, and what befalls whom. Misfortunes fall into the first ten minutes."""
+        """When each node starts, and which faults it has. Faults happen in the first ten minutes."""
         world, rng, plan = self._world, self._rng, self._world.plan
         span_ms = 8 * MINUTE_MS
         for party in self.parties:

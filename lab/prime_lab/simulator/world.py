@@ -16,7 +16,7 @@ from typing import Any
 from prime_lab.simulator.coordinator_host import CoordinatorHost, FakeFileStore, PendingCall, SimulatedPacket
 from prime_lab.simulator.plan import MINUTE_MS, SimulationPlan
 from prime_node.agent.events import Event, ReplyReceived, SendTimedOut
-from prime_protocol.constants import ENVELOPE_LIFE_MS_MAX, PROTOCOL_VERSION
+from prime_protocol.constants import DRAW_MARGIN_MS, ENVELOPE_LIFE_MS_MAX, PROTOCOL_VERSION
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import RunStatus
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
@@ -65,6 +65,7 @@ NETWORK, RUN = NetworkId("simnet"), RunId("run-1")
 START_MS = 1_800_000_000_000
 COIN_NANO = 10**9
 STAKE, SLASH, BOND, BUDGET = 100 * COIN_NANO, 40 * COIN_NANO, 5 * COIN_NANO, 12 * COIN_NANO
+PENALTY = 10 * COIN_NANO
 SAMPLES, OUTPUT_MAX, PROMPT_MAX = 2, 1000, 100
 TIMEOUT_MS = 10_000
 """After this a caller gives up on an answer."""
@@ -107,20 +108,23 @@ def make_terms(plan: SimulationPlan) -> RunTerms:
         verdict_ms=MINUTE_MS,
         appeal_ms=3 * MINUTE_MS,
         judgement_ms=5 * MINUTE_MS,
+        long_stop_ms=15 * MINUTE_MS,
         stake_min_nano=SLASH,
         slash_nano=SLASH,
+        validator_slash_nano=PENALTY,
         appeal_bond_nano=BOND,
         slash_to=SlashDestination.BURN,
         step_budget_nano=BUDGET,
         audit_share=2500,
         units_per_token=10**9,
         units_per_context_token=0,
+        vesting_ms=2 * MINUTE_MS,
     )
 
 
 @dataclass(frozen=True, slots=True)
 class AdversaryAttempt:
-    """Something that a liar sent beyond its own honest work, and what it was told."""
+    """Something that an adversary sent beyond its own honest work, and what it was told."""
 
     node: NodeId
     submission: Digest
@@ -150,20 +154,20 @@ class World:
             inspect_share=plan.inspect_share,
         )
         self.inspectors: tuple[NodeId, ...] = ()
-        """Whom the run's terms name, before it is founded."""
+        """The inspectors that the run's terms name; set before the run is created."""
         self.network = LossyNetwork(Random(f"network {plan.seed}"), loss=plan.loss, duplicate=plan.duplicate)
         self._doom_ms: int | None = None
         self._disk_rng = Random(f"disk {plan.seed}")
         self._sequences: dict[NodeId, SequenceCounter] = {}
         self.heads: dict[bytes, None] = {}
-        """Every signed tree head that anybody was shown."""
+        """Every signed tree head that a participant received."""
         self.acknowledged: list[tuple[int, tuple[NodeId, bytes]]] = []
         """Every entry whose author was told that it is in the log: the place it was told, author and body."""
         self.problems: list[str] = []
         """What parties saw that must not be."""
         self.attempts: list[AdversaryAttempt] = []
         self.leak_handlers: dict[Digest, Callable[[Any], None]] = {}
-        """By submission: a liar whom others can tell something of it, past the coordinator."""
+        """By submission: an adversary that others can tell about it, without the coordinator."""
 
     # --- Time -------------------------------------------------------------------------------------------------------
 
@@ -194,7 +198,14 @@ class World:
         scribe = host.core.entry_writer
         zeros, week_ms = NodeId(bytes(20)), 7 * 24 * 60 * MINUTE_MS
         log_key = str(host.verifier)
-        founding = e.NetworkCreated(log_key=log_key, chain_id=0, contract=zeros, unbonding_ms=week_ms)
+        founding = e.NetworkCreated(
+            log_key=log_key,
+            chain_id=0,
+            contract=zeros,
+            unbonding_ms=week_ms,
+            randomness=host.chain,
+            draw_margin_ms=DRAW_MARGIN_MS,
+        )
         scribe.append_own(founding, None, self.now_ms)
         terms = replace(make_terms(self.plan), inspectors=self.inspectors)
         scribe.append_own(e.RunCreated(terms=terms), RUN, self.now_ms)
@@ -308,7 +319,7 @@ class World:
         self._sequences.pop(node, None)
 
     def crash_host_writing(self, down_ms: int) -> None:
-        """Crash in the midst of the next write: what it wrote is there or not, and nobody was told."""
+        """Crash during the next write: the batch is on disk or not, and no caller got an answer."""
         self._doom_ms = down_ms
 
     def crash_host(self, down_ms: int) -> None:
@@ -338,7 +349,7 @@ def make_payload(
 
 
 def ignore(*_: Any) -> None:
-    """For answers that nobody waits for."""
+    """For answers that no caller waits for."""
 
 
 assert ENVELOPE_MS <= ENVELOPE_LIFE_MS_MAX

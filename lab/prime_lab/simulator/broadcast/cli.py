@@ -26,9 +26,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--shard-mib", type=int, default=4, help="size of a shard, in MiB (default 4)")
     parser.add_argument("--churn", type=float, default=0.2, help="share of nodes that leave on the way (default 0.2)")
     parser.add_argument("--late", type=float, default=0.1, help="share of nodes that join late (default 0.1)")
-    parser.add_argument("--liars", type=float, default=0.0, help="share of nodes that send wrong bytes (default 0)")
+    parser.add_argument("--malicious", type=float, default=0.0, help="share of nodes that send wrong bytes (default 0)")
     parser.add_argument("--origin-mbit", type=int, default=1000, help="the origin's line (default 1000)")
-    parser.add_argument("--even-mbit", type=int, help="give everybody this line, and let nothing go wrong")
+    parser.add_argument("--even-mbit", type=int, help="give every node this bandwidth, without faults")
     parser.add_argument("--slots", type=int, default=6, help="upload slots of each node on even lines (default 6)")
     parser.add_argument("--transfers", type=int, help="transfers that each node runs at once")
     return parser
@@ -55,7 +55,7 @@ def make_plan(args: argparse.Namespace, seed: int) -> "BroadcastPlan":
         origin_mbit=args.origin_mbit,
         churn=args.churn,
         late=args.late,
-        liars=args.liars,
+        malicious=args.malicious,
     )
 
 
@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parser.parse_args(argv)
     if min(args.nodes, args.seeds, args.mib, args.shard_mib, args.origin_mbit, args.slots, args.transfers or 1) < 1:
         parser.error("nodes, seeds, sizes, slots and transfers are at least 1")
-    if max(args.churn, args.late, args.liars) > 1 or min(args.churn, args.late, args.liars) < 0:
+    if max(args.churn, args.late, args.malicious) > 1 or min(args.churn, args.late, args.malicious) < 0:
         parser.error("shares are from 0 to 1")
     from prime_lab.simulator.broadcast.swarm import simulate_broadcast
     from prime_node.weights.events import FetchLimits
@@ -106,4 +106,4 @@ def print_reports(reports: "list[BroadcastReport]") -> None:
             f"{report.events:,}",
         )
     Console(width=120).print(table)
-    print("limit: no way of sending is faster. star: everybody pulls from the origin. origin: what it sent, in sizes.")
+    print("limit: the lower bound. star: all fetch from the origin. origin: what it sent, in checkpoint sizes.")

@@ -1,12 +1,10 @@
-"""Bandwidth in virtual time: lines with a capacity, and flows that share them.
+"""The peers of a simulated broadcast, their links, and the long polls between them.
 
-A flow goes at the smaller of two fair shares: the sender's uplink over its running uploads, and the receiver's downlink
-over its running downloads. What one end leaves unused is not handed to the others, as TCP would, so times come out a
-little too long rather than too short. When a flow begins or ends, only those on the same two lines change.
-
-One node of the simulated broadcast: the real Download and UploadSlots, with lines and bitmaps around them.
-
-Long-polls for bitmaps in the simulated broadcast: answered on news, at most once per pair in a while.
+A peer runs the real Download and UploadSlots. A flow has the smaller of two fair shares: the sender's uplink over its
+running uploads, and the receiver's downlink over its running downloads. Bandwidth that one end leaves unused is not
+given to other flows, as TCP would do, so times are slightly too long rather than too short. When a flow starts or ends,
+only flows on the same two links change. A long poll for a bitmap is answered when there is news, and only once per pair
+in an interval.
 """
 
 from collections.abc import Callable
@@ -193,11 +191,11 @@ class SwarmPeer:
     down: LinkDirection
     slots: UploadSlots
     download: Download | None
-    """None at the origin and at a liar: they fetch nothing."""
+    """None at the origin and at a malicious node: they fetch nothing."""
     has: int = 0
     """Bitmap of the shards it serves."""
     sent: int = 0
-    """Bitmap of the shards that it has begun to send to somebody."""
+    """Bitmap of the shards that it has begun to send."""
     maps: tuple[bytes, bytes] = (b"", b"")
     version: int = 0
     is_there: bool = False

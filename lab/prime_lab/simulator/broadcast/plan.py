@@ -1,4 +1,4 @@
-"""One broadcast as a value: who takes part, over which lines, and what goes wrong. Drawn from one seed."""
+"""One broadcast as a value: its nodes, their links and their faults. Drawn from one seed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -39,7 +39,7 @@ class BroadcastPlan:
     members: tuple[SwarmMember, ...]
     lengths: tuple[int, ...]
     known: int = 32
-    """Serving records that reach a node: so many random others, and the origin."""
+    """Number of random nodes whose serving records reach a node; that of the origin always does."""
     record_ms: float = 1_000.0
     """Within this time of joining."""
     have_ms: float = 500.0
@@ -54,7 +54,7 @@ class BroadcastPlan:
     """How long it takes to notice that a node which vanished does not answer."""
     limits: FetchLimits = field(default_factory=FetchLimits)
     end_ms: float = 3_600_000.0
-    """Give up: whoever has not finished by then has failed."""
+    """Time limit: a node that has not finished by then has failed."""
 
     @property
     def size_bytes(self) -> int:
@@ -89,7 +89,7 @@ def split_shards(size_bytes: int, shard_bytes: int) -> tuple[int, ...]:
 def plan_uniform_lines(
     seed: int, *, nodes: int, mbit: int = 100, size_bytes: int = 256 * MIB, shard_bytes: int = MIB, slots: int = 6
 ) -> BroadcastPlan:
-    """Everybody, the origin too, has the same line up and down; nothing goes wrong."""
+    """Every node, the origin too, has the same bandwidth up and down, without faults."""
     rng = Random(f"broadcast {seed}")
     rate = mbit * MBIT
     members = tuple(
@@ -108,7 +108,7 @@ def plan_home_lines(
     origin_mbit: int = 1000,
     churn: float = 0.2,
     late: float = 0.1,
-    liars: float = 0.0,
+    malicious: float = 0.0,
     within_ms: float = 15_000.0,
 ) -> BroadcastPlan:
     """Home lines; a share leaves within the given time, half of these silently; another share joins as late.
@@ -132,7 +132,7 @@ def plan_home_lines(
                 joins_ms=rng.uniform(0, within_ms) if joins else 0.0,
                 leaves_ms=rng.uniform(0, within_ms) if leaves else NEVER_MS,
                 is_silent=rng.random() < 0.5,
-                lies=rng.random() < liars,
+                lies=rng.random() < malicious,
             )
         )
     lengths = split_shards(size_bytes, shard_bytes)
@@ -149,7 +149,7 @@ def compute_bound_s(plan: BroadcastPlan, stayers: Sequence[SwarmMember]) -> floa
 
 
 def compute_star_s(plan: BroadcastPlan, stayers: Sequence[SwarmMember]) -> float:
-    """Everybody pulls all of it from the origin, whose line is shared without loss."""
+    """Every node fetches everything from the origin, whose uplink is shared without loss."""
     size = plan.size_bytes
     down = min(member.down_bytes_per_s for member in stayers)
     return max(size * len(stayers) / plan.members[0].up_bytes_per_s, size / down)

@@ -1,9 +1,8 @@
 """The broadcast in virtual time: carries the effects of every Download to the UploadSlots of the others, and back.
 
-Everything the daemon's rim does is here in its simplest form: requests, waiting, streaming, long-polls, records.
-Decisions are not; those are the node's own code.
-
-What a simulated broadcast came to: how long each node that stayed took, against what is possible.
+It does in the simplest form what the daemon's rim does: requests, waiting, streaming, long polls, serving records. It
+makes no decisions; those are the node's own code. Its report compares the time of each node that stayed with the lower
+limit.
 """
 
 import gc

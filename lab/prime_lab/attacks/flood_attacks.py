@@ -1,0 +1,170 @@
+"""Strangers with free keys who fill the log, against the coordinator's own core in virtual time. Pure.
+
+The core is the one that a coordinator runs, with an empty ledger. Every entry is signed and comes in as a node's does.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from hashlib import sha256
+from typing import Any
+
+from prime_coordinator.core import Core
+from prime_lab.attacks.catalog import STRANGER_ATTACKS, Attack, AttackResult, AttackVerdict
+from prime_protocol.constants import (
+    ADDRESS_CHARS_MAX,
+    ADDRESSES_MAX,
+    DELEGATION_LIFE_MS_MAX,
+    DRAW_MARGIN_MS,
+    ENTRY_VALUE_NANO,
+    FREE_BYTES_PER_DAY,
+    REGISTRATION_MS,
+    SIGNATURE_BYTES,
+)
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.entries import Role
+from prime_protocol.ledger.randomness_chain import QUICKNET
+from prime_protocol.ledger.replay import Ledger
+from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.envelope import Payload, seal_envelope
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId
+from prime_protocol.wire.signing import WalletKey
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Delegation, sign_document
+
+NETWORK = NetworkId("flooded")
+START_MS = 1_800_000_000_000
+DAY_MS = 86_400_000
+KEYS = 64
+DELEGATORS = 8
+"""Of the keys, those that also delegate to new keys and revoke that at once."""
+LARGEST = e.NodeRegistered(
+    roles=(Role.RELAY, Role.VALIDATOR, Role.WORKER),
+    hardware="",
+    addresses=("/" + "x" * (ADDRESS_CHARS_MAX - 1),) * ADDRESSES_MAX,
+)
+SPOILERS = 100
+"""Entries that the spoiler tries to write between two heads."""
+
+
+class FloodedCoordinator:
+    """A core and the time, and what became of the entries that strangers sent."""
+
+    def __init__(self) -> None:
+        key = make_key("coordinator")
+        self.core = Core(key, Ledger(NETWORK), now_ms=START_MS)
+        self.now_ms = START_MS
+        self.sequence = 0
+        self.accepted = 0
+        self.grown_bytes = 0
+        self.refusals: list[RemoteError] = []
+        created = e.NetworkCreated(
+            log_key="key",
+            chain_id=0,
+            contract=NodeId(bytes(20)),
+            unbonding_ms=DAY_MS,
+            randomness=QUICKNET,
+            draw_margin_ms=DRAW_MARGIN_MS,
+        )
+        self.core.entry_writer.append_own(created, None, START_MS)
+        self.core.entry_writer.drain()
+
+    def send(self, key: WalletKey, entry: Any, address_group: str) -> bool:
+        """Whether the log took the entry."""
+        self.sequence += 1
+        frame = seal_envelope(
+            key,
+            kind=type(entry).__name__,
+            body=encode(entry),
+            network=NETWORK,
+            run=None,
+            sequence=self.sequence,
+            issued_at_ms=self.now_ms,
+            life_ms=60_000,
+        )
+        payload = decode(Payload, frame[SIGNATURE_BYTES:])
+        try:
+            self.core.append_entry(payload, entry, frame, address_group=address_group, now_ms=self.now_ms)
+        except RemoteError as error:
+            self.refusals.append(error)
+            return False
+        leaves = self.core.entry_writer.drain()
+        self.accepted += len(leaves)
+        self.grown_bytes += sum(map(len, leaves))
+        return True
+
+
+def make_key(name: str) -> WalletKey:
+    return WalletKey.from_secret(sha256(f"flood/{name}".encode()).digest())
+
+
+def flood_log(days: int = 1) -> FloodedCoordinator:
+    """Every key writes whenever its own limit allows it; half of the keys are new each time."""
+    flooded = FloodedCoordinator()
+    known = [make_key(f"known {number}") for number in range(KEYS // 2)]
+    for turn in range(days * DAY_MS // REGISTRATION_MS):
+        fresh = [make_key(f"turn {turn}, {number}") for number in range(KEYS // 2)]
+        for number, key in enumerate((*known, *fresh)):
+            flooded.send(key, replace(LARGEST, hardware=f"{turn:0256}"), f"network {number}")
+        for number, owner in enumerate(known[:DELEGATORS]):
+            node, group = fresh[number], f"network {number}"
+            if flooded.send(node, delegate(owner, node, flooded.now_ms), group):
+                flooded.send(owner, e.DelegationRevoked(node=node.node), group)
+        flooded.now_ms += REGISTRATION_MS
+    return flooded
+
+
+def delegate(owner: WalletKey, node: WalletKey, now_ms: int) -> e.Delegated:
+    delegation = Delegation(
+        network=NETWORK,
+        owner=owner.node,
+        node=node.node,
+        issued_at_ms=now_ms,
+        expires_at_ms=now_ms + DELEGATION_LIFE_MS_MAX,
+    )
+    return e.Delegated(delegation=delegation, signature=sign_document(owner, delegation, EMBEDDED_DOMAIN))
+
+
+def is_newcomer_admitted(flooded: FloodedCoordinator) -> bool:
+    """Whether a newcomer with a balance gets in during the flood."""
+    newcomer = make_key("newcomer")
+    reference = Digest(sha256(b"a deposit").digest())
+    deposit = e.Deposited(account=newcomer.node, amount_nano=ENTRY_VALUE_NANO, reference=reference)
+    flooded.core.append_operator_entry(deposit, None, flooded.now_ms)
+    flooded.core.entry_writer.drain()
+    return flooded.send(newcomer, e.NodeRegistered(roles=(Role.WORKER,), hardware="a laptop"), "network 0")
+
+
+def attack_with_flood() -> AttackResult:
+    flooded = flood_log()
+    grown = f"{flooded.accepted} entries, {flooded.grown_bytes / 1e6:.1f} MB in a day"
+    is_bounded = flooded.grown_bytes <= 2 * FREE_BYTES_PER_DAY and is_newcomer_admitted(flooded)
+    return AttackResult(
+        verdict=AttackVerdict.REFUSED if is_bounded else None,
+        checks=tuple({error.field for error in flooded.refusals}),
+        reason=f"{grown}, {len(flooded.refusals)} refused",
+    )
+
+
+def attack_with_spoilers() -> AttackResult:
+    """Each entry that the log took would be another root to choose from."""
+    flooded, key = FloodedCoordinator(), make_key("spoiler")
+    entry = e.NodeRegistered(roles=(Role.WORKER,), hardware="")
+    for number in range(SPOILERS):
+        flooded.send(key, replace(entry, hardware=f"try {number}"), "network 0")
+        flooded.now_ms += 10
+    return AttackResult(
+        verdict=AttackVerdict.REFUSED if flooded.accepted == 1 else None,
+        checks=tuple({error.field for error in flooded.refusals}),
+        reason=f"{flooded.accepted} of {SPOILERS} entries were taken in {SPOILERS * 10} ms",
+    )
+
+
+FLOODS: dict[str, Callable[[], AttackResult]] = {
+    "log-flood": attack_with_flood,
+    "spoiler-entries": attack_with_spoilers,
+}
+
+
+def attack_intake() -> Iterator[tuple[Attack, AttackResult]]:
+    for attack in STRANGER_ATTACKS:
+        yield attack, FLOODS[attack.name]()
