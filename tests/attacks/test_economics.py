@@ -117,6 +117,14 @@ def test_the_numbers_of_the_document() -> None:
         assert found == pytest.approx([one, eight, step], abs=0.0006)
 
 
+def test_a_deviation_that_takes_several_files_gains_less_before_the_first_audit_than_the_slash_takes() -> None:
+    files = BASIS_POINTS / TERMS.audit_floor
+    for slots, gain, even in ((1, -49.5, 93.6), (TERMS.slots_per_step, -15.8, 1.46)):
+        saved_nano = files * COST_SHARE * compute_pay_nano(TERMS, slots)
+        assert (saved_nano - TERMS.slash_nano) / TOKEN == pytest.approx(gain, abs=0.05)
+        assert TERMS.slash_nano / saved_nano == pytest.approx(even, rel=0.01)
+
+
 def test_a_run_that_pays_more_for_a_step_than_a_slash_can_deter_is_seen() -> None:
     """What a perfect cheat gains is nothing at the break-even, and positive beyond, however surely it is seen."""
     rich = replace(TERMS, step_budget_nano=10 * TOKEN)

@@ -1,7 +1,10 @@
 """The gallery as a list: every attack has a program, and every program stands in the list."""
 
+from dataclasses import replace
+
 from prime_lab.attacks.catalog import (
     ALL_ATTACKS,
+    ANSWER_ATTACKS,
     COORDINATOR_ATTACKS,
     ENGINE_ATTACKS,
     FILE_ATTACKS,
@@ -10,42 +13,48 @@ from prime_lab.attacks.catalog import (
     PROGRAM_ATTACKS,
     RELAY_ATTACKS,
     ROW_ATTACKS,
+    STEADY_ATTACKS,
+    STRANGER_ATTACKS,
     VALIDATOR_ATTACKS,
     WORKER_ATTACKS,
     AttackResult,
     AttackVerdict,
 )
 from prime_lab.attacks.coordinator_attacks import FORGED_LOGS
+from prime_lab.attacks.flood_attacks import FLOODS
 from prime_lab.attacks.forged_files import FILE_FORGERS
 from prime_lab.attacks.ledger_attacks import LEDGER_SCENARIOS
 from prime_lab.attacks.relay_attacks import RELAY_BEHAVIORS
 from prime_lab.attacks.sandbox_attacks import HOSTILE_PROGRAMS
 from prime_lab.attacks.suite import SuiteSummary, describe_suite
-from prime_lab.cheats.engines import CHEATS, PROOF_CHEATS
+from prime_lab.cheats.registry import CHEATS, PROOF_CHEATS
 
 
 def test_every_attack_has_a_program_and_no_program_is_left_out() -> None:
     assert {attack.name for attack in (*ROW_ATTACKS, *FILE_ATTACKS)} == FILE_FORGERS.keys()
     # A node that never takes new weights is an older checkpoint after one step; it needs a run that goes on.
-    assert {attack.name for attack in ENGINE_ATTACKS} == CHEATS.keys() - {"stale-weights"} - PROOF_CHEATS.keys()
+    engines = {attack.name for attack in (*ENGINE_ATTACKS, *ANSWER_ATTACKS, *STEADY_ATTACKS)}
+    assert engines == CHEATS.keys() - {"stale-weights"} - PROOF_CHEATS.keys()
     assert {attack.name for attack in ROW_ATTACKS} > PROOF_CHEATS.keys()
     assert {attack.name for attack in PROGRAM_ATTACKS} == HOSTILE_PROGRAMS.keys()
     assert {attack.name for attack in (*LEDGER_ATTACKS, *VALIDATOR_ATTACKS)} == LEDGER_SCENARIOS.keys()
     assert {attack.name for attack in RELAY_ATTACKS} == RELAY_BEHAVIORS.keys()
     assert {attack.name for attack in COORDINATOR_ATTACKS} == FORGED_LOGS.keys()
-    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 91
+    assert {attack.name for attack in STRANGER_ATTACKS} == FLOODS.keys()
+    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 106
 
 
 def test_what_nothing_shows_is_said_and_is_missed_only_where_it_is_not_as_listed() -> None:
     unseen = AttackResult(verdict=AttackVerdict.UNDETECTED, checks=(), reason="spared in try 2")
-    lines = list(describe_suite(SuiteSummary(tries=[(GROUND_DRAW, unseen)])))
+    listed = replace(GROUND_DRAW, verdict=AttackVerdict.UNDETECTED, caught_by=())
+    lines = list(describe_suite(SuiteSummary(tries=[(listed, unseen)])))
     assert "NOT CAUGHT, as docs/verification.md says first: ground-draw: spared in try 2" in lines
     assert lines[-1] == "RESULT attacks=1 missed=0 false_rejects=0 honest_chunks=0"
     for other in (
         AttackResult(verdict=None, checks=(), reason="no draw suited"),
         AttackResult(verdict=AttackVerdict.PROVEN, checks=("replay",), reason="seen"),
     ):
-        assert SuiteSummary(tries=[(GROUND_DRAW, other)]).missed == ["ground-draw"]
+        assert SuiteSummary(tries=[(listed, other)]).missed == ["ground-draw"]
     assert SuiteSummary(tries=[(COORDINATOR_ATTACKS[0], unseen)]).missed == [COORDINATOR_ATTACKS[0].name]
 
 

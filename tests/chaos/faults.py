@@ -161,7 +161,7 @@ class Breaker:
             case Kind.FLIP_LOG:
                 return sorted(home.glob("log.db*"))
             case Kind.FLIP_MIRROR:
-                return [home / "state.snapshot", *sorted((home / "mirror").rglob("*"))]
+                return sorted((home / "mirror").rglob("*"))
             case Kind.FLIP_JOURNAL:
                 return [
                     home / "state",

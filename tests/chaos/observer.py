@@ -52,9 +52,9 @@ class Looker:
 
     async def newest(self, kind: str) -> int:
         """Place of the log's newest entry of a kind; -1: none, or no answer."""
-        page = await self.ask(f"/log/entries?kind={kind}&limit=1")
-        rows = page["rows"] if page else []
-        return int(rows[0]["index"]) if rows else -1
+        page = await self.ask(f"/log?kind={kind}&limit=1")
+        rows = page["entries"]["rows"] if page else []
+        return int(rows[0]["idx"]) if rows else -1
 
     async def step(self) -> int:
         status = await self.ask("/status")
@@ -63,7 +63,8 @@ class Looker:
     async def rows(self) -> dict[str, Seen]:
         """The nodes' rows by address."""
         page = await self.ask("/nodes?limit=200")
-        return {row["node"]: row for row in page["rows"]} if page else {}
+        rows = page["nodes"]["rows"] if page else []
+        return {row["node"]: row | page["presence"][row["node"]] for row in rows} if page else {}
 
     async def is_back(self, name: str, since_ms: int, step: int) -> bool:
         """A party does again what it is for; `since_ms` is when the fault ended, `step` the run's when it began."""

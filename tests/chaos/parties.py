@@ -76,6 +76,8 @@ def init_words(stage: Stage) -> tuple[str, ...]:
         "intervals.head_ms": recipe.HEAD_MS,
         "intervals.tick_ms": recipe.TICK_MS,
         "log_writer.head_ms": recipe.HEAD_MS,
+        "randomness_period_s": recipe.RANDOMNESS_PERIOD_S,
+        "draw_margin_ms": recipe.DRAW_MARGIN_MS,
         "limits.address_rate": 5_000,
         "limits.address_burst": 10_000,
         "read_api.per_second": 1_000,
@@ -108,6 +110,7 @@ def run_words(stage: Stage, trainer: str) -> tuple[str, ...]:
         "verdict_ms": recipe.VERDICT_MS,
         "appeal_ms": recipe.APPEAL_MS,
         "judgement_ms": recipe.JUDGEMENT_MS,
+        "long_stop_ms": recipe.LONG_STOP_MS,
         "tolerance.precision": "float32",
         **{f"tolerance.{name}": value for name, value in recipe.TOLERANCE.items()},
     }

@@ -24,13 +24,13 @@ from chaos.schedule import COORDINATOR, ORIGIN, TRAINER, Ability, Arena, Fault, 
 from chaos.service_manager import Keeper
 from chaos.services import Bucket, Postgres
 from chaos.stopwatch import Stopwatch
-from prime_coordinator.log.replay import verify_log
+from prime_coordinator.log.verify import verify_log
 from prime_lab.devnet import recipe
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.storage.journal import JobState, Journal
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import Digest, NodeId
-from prime_runtime.log_files import read_leaves, read_tile, read_tree_head
+from prime_runtime.log_files import read_leaves
 
 UP_S = 240.0
 RECOVER_S = 90.0
@@ -253,9 +253,7 @@ class Play:
     def look_through(self, looker: Looker) -> Outcome:
         """When all have stopped."""
         mirror = self.stage.home / "mirror"
-        checked = verify_log(
-            read_tree_head(mirror), lambda size: read_leaves(mirror, size), lambda tile: read_tile(mirror, tile), None
-        )
+        checked = verify_log(mirror)
         leaves = list(read_leaves(mirror, checked.head.size))
         told = read(leaves)
         self.trouble += list_forks(leaves, looker.heads, checked.key)

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from functools import partial
 from hashlib import sha256
 from typing import Any
 
@@ -219,6 +220,28 @@ class Contracts(RuleBasedStateMachine):
         call = self.call(self.chain.pool, "postRoot", RUN_KEY, epoch, size, root, sum(owed.values()), by=by)
         self.both(lambda: self.model.post(by, epoch, size, owed), call)
 
+    @precondition(lambda self: self.model.promises)
+    @rule(
+        back=st.sampled_from([0, 0, 0, 1, 2]),
+        speakers=st.lists(st.sampled_from((*JUDGES[:4], "ann")), min_size=1, max_size=4),
+        by=st.sampled_from([None, None, None, None, None, "bob"]),
+        is_other=st.sampled_from([False, False, False, True]),
+    )
+    def challenge(self, back: int, speakers: list[str], by: str | None, is_other: bool) -> None:
+        """Some owners against one of the last roots, or against one that was not posted."""
+        epoch = max(1, len(self.model.promises) - back)
+        promise = self.model.promises[epoch - 1]
+        owed = {name: amount + is_other for name, amount in promise.amounts.items()}
+        root = payout_node(*(payout_leaf(self.ids[name], owed[name]) for name in WORKERS))
+        head_root = self.scene.log.head(promise.head_size)[1]
+        anchored_at = self.chain.call(self.chain.log_anchor, "headAt", RUN_KEY, promise.head_size, head_root)[
+            "anchoredAt"
+        ]
+        for node in speakers:
+            values = (RUN_KEY, epoch, root, head_root, self.ids[node])
+            call = self.call(self.chain.pool, "challenge", *values, by=by or node)
+            self.both(partial(self.model.challenge, by or node, node, epoch, owed, anchored_at), call)
+
     @rule(back=st.integers(0, 3), account=workers)
     def claim(self, back: int, account: str) -> None:
         """From one of the last roots."""
@@ -334,11 +357,14 @@ class Contracts(RuleBasedStateMachine):
             assert (funded, claimed) == (model.funded[name], model.claimed[name])
         for epoch, promise in enumerate(model.promises, start=1):
             found = self.chain.call(self.chain.pool, "promiseOf", RUN_KEY, epoch)
-            assert (found["total"], found["maturesAt"], found["headSize"]) == (
+            assert (found["total"], found["maturesAt"], found["headSize"], found["voids"]) == (
                 promise.total,
                 promise.matures_at,
                 promise.head_size,
+                promise.voids,
             )
+        assert self.chain.call(self.chain.pool, "promiseOf", RUN_KEY, len(model.promises) + 1)["maturesAt"] == 0
+        assert self.chain.call(self.chain.pool, "maturedOf", RUN_KEY) == model.matured(model.frozen_at or model.now)
         assert self.chain.call(self.chain.pool, "held") == model.balances["pool"]
         assert self.chain.call(self.chain.pool, "validPromised", RUN_KEY) == model.valid_promised
         assert self.chain.call(self.chain.pool, "isOver", RUN_KEY) == model.is_over

@@ -5,16 +5,31 @@ from typing import Any
 
 import pytest
 
+from prime_node.settlement.payout_check import PostedRoot, check_root
 from prime_protocol.constants import SIGNATURE_BYTES
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import LogRecord, Outcome, Role, Submitted, VerdictGiven
+from prime_protocol.ledger.payout_tree import PayoutTree, list_payable
+from prime_protocol.ledger.replay import replay
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import Payload
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.typed_data import Domain, compute_receipt_id
 from support.contracts.evm import CHAIN_ID, Chain, node_id
 from support.contracts.network import RUN_KEY, Scene, receipt_values, verdict_values
-from support.ledger_network import BOND, BUDGET, DAY_MS, MINUTE_MS, SLASH, STAKE, START_MS, VALIDATORS, World
+from support.ledger_network import (
+    BOND,
+    BUDGET,
+    DAY_MS,
+    MINUTE_MS,
+    RUN,
+    SLASH,
+    STAKE,
+    START_MS,
+    VALIDATORS,
+    World,
+    digest,
+)
 
 WINDOW_S = 2 * 3600
 
@@ -28,7 +43,12 @@ class Settled:
         self.chain = Chain(operator.node, now_s=START_MS // 1000, delay_s=10 * 86_400)
         self.scene = Scene(self.chain, operator)
         self.scene.create_run(
-            stakeMin=STAKE, slashAmount=SLASH, slashPerDay=2 * SLASH, appealBond=BOND, appealWindow=WINDOW_S
+            stakeMin=STAKE,
+            slashAmount=SLASH,
+            slashPerDay=2 * SLASH,
+            appealBond=BOND,
+            appealWindow=WINDOW_S,
+            epochBudget=2 * BUDGET,
         )
         self.world.create_network(domain=Domain(CHAIN_ID, node_id(self.chain.court)))
         for name in ("ann", "bob", *VALIDATORS):
@@ -172,3 +192,45 @@ def test_no_leaf_of_a_real_log_but_its_own_proposes_a_slash(settled: Settled) ->
         wrong = (leaf, leaf.index(bytes(entry.submission)) - 13, *honest[2:4], index, *honest[5:])
         with settled.chain.refuses("NotInLeaf"):
             settled.chain.call(settled.chain.court, "propose", RUN_KEY, receipt, verdicts, entry.evidence, wrong)
+
+
+def test_payout_root_that_pays_its_operator_is_caught_by_a_replay_and_void_before_it_matures(settled: Settled) -> None:
+    world, chain = settled.world, settled.chain
+    world.coordinate(
+        e.Deposited(account=world.id("sponsor"), amount_nano=2 * BUDGET, reference=digest("funding"), run=RUN)
+    )
+    settled.scene.give(world.id("sponsor"), 2 * BUDGET, chain.pool)
+    chain.call(chain.pool, "fund", RUN_KEY, 2 * BUDGET, by=world.id("sponsor"))
+    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.publish()
+    world.pay_out(0)
+    world.wait(DAY_MS)
+    settled.anchor()
+    ledger = replay(world.ledger.network, settled.scene.log.leaves)
+    honest = PayoutTree(list_payable(ledger.state.runs[RUN].paid, 1))
+    false = PayoutTree({**honest.cumulative, world.id("coordinator"): 5})
+    head_root = ledger.state.frontier.root()
+
+    def post(tree: PayoutTree) -> PostedRoot:
+        size = ledger.state.size
+        by = world.id("coordinator")
+        chain.call(chain.pool, "postRoot", RUN_KEY, 1, size, tree.root, tree.total, by=by)
+        return PostedRoot(1, tree.root, tree.total, size, matures_at_s=0)
+
+    posted = post(false)
+    assert not check_root(ledger.state, RUN, posted, scale=1).is_right
+    for number, validator in enumerate(VALIDATORS[:3]):
+        assert chain.call(chain.pool, "poolOf", RUN_KEY)["epoch"] == 1, f"void after {number} votes"
+        voter = world.id(validator)
+        chain.call(chain.pool, "challenge", RUN_KEY, 1, false.root, head_root, voter, by=voter)
+    assert chain.call(chain.pool, "poolOf", RUN_KEY)["epoch"] == 0
+    chain.warp(chain.now_s + 3600)
+    with chain.refuses("RootVoid"):
+        post(false)
+    assert check_root(ledger.state, RUN, post(honest), scale=1).is_right
+    chain.warp(chain.now_s + 2 * DAY_MS // 1000)
+    with chain.refuses("BadProof"):
+        chain.call(chain.pool, "claim", RUN_KEY, 1, world.id("coordinator"), 5, false.proof(world.id("coordinator")))
+    ann = world.id("ann")
+    paid = chain.call(chain.pool, "claim", RUN_KEY, 1, ann, honest.cumulative[ann], honest.proof(ann))
+    assert paid == honest.cumulative[ann] > 0

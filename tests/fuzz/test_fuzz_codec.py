@@ -12,14 +12,13 @@ from prime_protocol.ledger.entries import (
     CheckpointPublished,
     Delegated,
     Inspected,
-    InspectedVerdict,
     LogRecord,
-    Metric,
     NodeRegistered,
     Outcome,
     Role,
     VerdictGiven,
 )
+from prime_protocol.ledger.entry_values import InspectedVerdict, Metric
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_protocol.wire.signing import Signature, WalletKey

@@ -4,6 +4,7 @@ import pytest
 
 from fuzz.harness import assert_survives
 from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.accusation import Accusation
 from prime_protocol.gossip.guard import GossipAccepted, GossipRejected
 from prime_protocol.gossip.messages import (
     CheckpointAnnounced,
@@ -23,10 +24,11 @@ from support.gossip_network import (
     NOW_MS,
     RUN,
     TRAINER,
+    accusation,
     announced,
-    card,
     guard,
     head_seen,
+    peer_record,
     sealed,
     serving,
     topic_of,
@@ -39,7 +41,7 @@ FRAMES = {
     GossipKind.SERVING: sealed(serving(), ANN),
     GossipKind.HEAD_SEEN: sealed(head_seen(), ANN),
 }
-CARD = sealed(card(ANN, "/ip4/203.0.113.9/tcp/1", "/dns6/node.example/tcp/2"), ANN, run=None)
+PEER_RECORD = sealed(peer_record(ANN, "/ip4/203.0.113.9/tcp/1", "/dns6/node.example/tcp/2"), ANN, run=None)
 
 
 def test_frames_survive_the_guard_and_only_what_was_sealed_is_accepted() -> None:
@@ -59,9 +61,9 @@ def test_frames_survive_the_guard_and_only_what_was_sealed_is_accepted() -> None
 def test_cards_survive_and_only_what_was_sealed_opens() -> None:
     def parse(raw: bytes) -> None:
         open_peer_record(raw, network=NETWORK, now_ms=NOW_MS)
-        assert raw == CARD
+        assert raw == PEER_RECORD
 
-    assert_survives(parse, [CARD])
+    assert_survives(parse, [PEER_RECORD])
 
 
 @pytest.mark.parametrize(
@@ -70,14 +72,15 @@ def test_cards_survive_and_only_what_was_sealed_opens() -> None:
         announced(),
         serving(),
         head_seen(),
-        card(ANN),
-        PeersRequest(record=CARD),
-        PeersReply(records=(CARD, CARD)),
+        accusation(),
+        peer_record(ANN),
+        PeersRequest(record=PEER_RECORD),
+        PeersReply(records=(PEER_RECORD, PEER_RECORD)),
     ],
     ids=lambda message: type(message).__name__,
 )
 def test_bodies_survive_and_what_decodes_is_canonical(
-    example: CheckpointAnnounced | ServingRecord | HeadSeen | PeerRecord | PeersRequest | PeersReply,
+    example: CheckpointAnnounced | ServingRecord | HeadSeen | Accusation | PeerRecord | PeersRequest | PeersReply,
 ) -> None:
     def parse(raw: bytes) -> None:
         assert encode(decode(type(example), raw)) == raw

@@ -2,6 +2,7 @@
 
 import json
 from hashlib import sha256
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from prime_node.engine.frames import (
     JobFailed,
     MeasurementFrame,
     ModelLoaded,
+    ReadProofFrame,
     decode_frame_body,
     decode_frame_header,
     encode_frame,
@@ -26,15 +28,19 @@ from prime_node.engine.measurement import RowMeasurement
 from prime_node.jobs.examination import EVIDENCE_VERSION, EvidenceBundle, decode_evidence
 from prime_node.jobs.file_checks import Flaw
 from prime_node.log import public_api as public_log
+from prime_protocol.constants import READ_PROOF_PROBES
 from prime_protocol.errors import RemoteError
-from prime_protocol.ledger.entries import Metric, Outcome
+from prime_protocol.ledger.entries import Outcome
+from prime_protocol.ledger.entry_values import Metric
 from prime_protocol.proofs.evidence import ReplayedChunk
 from prime_protocol.proofs.toploc_verify import ChunkReport
 from prime_protocol.rollouts.rollout import FinishReason
-from prime_protocol.wire.codec import encode
+from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.messages import AuditTask, CheckpointRef, StepReply
 from prime_protocol.wire.strict_json import parse_json
+from prime_runtime import tokenizer_process
+from prime_runtime.tokenizer_process import TokenizerReply
 from support.job_setup import BEACON, KEY, NETWORK, ROOT, RUN, SEED, SETUP_TERMS, digest
 
 NUMBERS = RowMeasurement(
@@ -92,6 +98,7 @@ def make_evidence(file: bytes) -> bytes:
             metrics=(Metric(name="margin_max", value=3.5),),
             flaws=(flaw,),
             numbers=(values.encode_measurement(NUMBERS),),
+            blocks_read=3,
             engine=values.encode_facts(FACTS),
             software=("torch 2.13.0",),
         )
@@ -112,22 +119,16 @@ def read_frame(frame: bytes) -> None:
             values.decode_measurement(reply)
         case ModelLoaded() as reply:
             values.decode_facts(reply)
+        case ReadProofFrame() as reply:
+            values.decode_projections(reply)
 
 
 def read_answers(raw: bytes) -> None:
     answer = parse_json("answer", raw)
-    for make in (
-        public_log.parse_submissions,
-        public_log.parse_run,
-        public_log.parse_rejection_reason,
-        public_log.parse_slash,
-    ):
-        try:
-            public_log.parse_answer("answer", answer, make)
-            return
-        except RemoteError:
-            continue
-    public_log.parse_answer("answer", answer, lambda given: public_log.parse_node(given, RUN))
+    try:
+        public_log.parse_answer("answer", answer, public_log.parse_evidence_digest)
+    except RemoteError:
+        public_log.parse_answer("answer", answer, public_log.parse_receipt)
 
 
 @pytest.mark.fuzz
@@ -141,6 +142,7 @@ def test_no_frame_of_an_engine_breaks_its_node() -> None:
         values.encode_completion(DONE),
         values.encode_measurement(NUMBERS),
         values.encode_facts(FACTS),
+        values.encode_projections(KEY.node, [0.5] * READ_PROOF_PROBES),
         EngineReady(software=("torch 2.13.0",)),
         EngineProgress(steps=3, tokens=5, rows=1),
         JobDone(job=1),
@@ -149,20 +151,26 @@ def test_no_frame_of_an_engine_breaks_its_node() -> None:
     assert_survives(read_frame, [encode_frame(reply) for reply in replies])
 
 
+def read_tokenizer_reply(frame: bytes) -> None:
+    body = tokenizer_process.read_frame(BytesIO(frame))
+    if body is not None:
+        reply = decode(TokenizerReply, body, bytes_max=tokenizer_process.PIPE_BYTES_MAX)
+        tokenizer_process.decode_results(reply)
+
+
+@pytest.mark.fuzz
+def test_no_frame_of_a_tokenizer_breaks_its_node() -> None:
+    good = TokenizerReply(number=3, tokens=(b"\1\0\0\0",), texts=("é".encode(),), problem=b"", is_last=False)
+    bad = TokenizerReply(number=3, tokens=(), texts=(), problem=b"panic", is_last=True)
+    bodies = [encode(reply) for reply in (good, bad)]
+    assert_survives(read_tokenizer_reply, [len(body).to_bytes(4, "big") + body for body in bodies])
+
+
 @pytest.mark.fuzz
 def test_no_answer_breaks_a_nodes_view_of_the_log() -> None:
-    row = {"submission": str(digest("x")), "step": 0, "progress": "waiting", "verdicts": 0, "credited": False}
     verdict = {"outcome": "fraudulent", "reason": "margin", "evidence": str(digest("y"))}
-    node = {
-        "summary": {"stake_nano": 1, "earned_nano": 0, "fraudulent": 0},
-        "owner_balance_nano": 5,
-        "standings": [{"run": RUN, "standing": "ready", "works": True, "way_out": ""}],
-    }
-    corpus = [
-        {"rows": [row], "next": None},
-        {"rows": [verdict], "next": "12"},
-        {"terms": {"stake_min_nano": 4}, "steps": [{"step": 0, "paid": False}]},
-        {"progress": "proposed", "appeal_until_ms": 12},
-        node,
-    ]
+    digests = dict.fromkeys(("checkpoint_root", "file_digest", "rollout_root"), str(digest("x")))
+    receipt = {"network": NETWORK, "run": RUN, "step": 3, "lease": 4, "node": "0x" + "22" * 20, **digests}
+    entry = {"body": {"receipt": receipt, "signature": "0x" + "11" * 65}}
+    corpus = [{"rows": [verdict], "next": "12"}, entry]
     assert_survives(read_answers, [json.dumps(each).encode() for each in corpus])

@@ -13,23 +13,28 @@ from pathlib import Path
 
 import pytest
 import schemathesis
-from aiohttp import web
 from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from prime_coordinator.api.routes import add_json_routes, describe_api
 from prime_coordinator.config import ReadApiConfig
+from prime_explorer.routes import build_openapi
 from prime_protocol.ledger.entries import Outcome
 from support.app_context import FakeAppContext
-from support.ledger_network import World
+from support.explorer_index import KeyedWorld
+from support.read_model import reading
 
 EXAMPLES = 12
-SCHEMA = schemathesis.openapi.from_dict(describe_api("0"))
+SCHEMA = schemathesis.openapi.from_dict(build_openapi("0"))
 OPERATIONS = {operation.label: operation for operation in (each.ok() for each in SCHEMA.get_all_operations())}
 
-RELATIONS = {"GET /api/v1/log/consistency": [positive_data_acceptance]}
-"""The older head must not be larger than the newer one, which no schema of single parameters can say."""
+RELATIONS = {
+    "GET /api/v1/log/consistency": [positive_data_acceptance],
+    "GET /api/v1/log/heads": [positive_data_acceptance],
+    "GET /api/v1/submissions": [positive_data_acceptance],
+}
+"""The older head must not be larger than the newer one, and a step needs its run, which no schema of single parameters
+can say."""
 PLAN = [
     (label, mode)
     for label, operation in OPERATIONS.items()
@@ -41,21 +46,15 @@ PLAN = [
 
 async def serve(folder: Path, told: "Future[tuple[str, asyncio.Event]]") -> None:
     """In a loop of its own: schemathesis asks and waits."""
-    world = World.started(lag_max=0)
+    world = KeyedWorld.begun(lag_max=0)
     world.credit(world.settled("ann", Outcome.ACCEPT, 0))
     world.convicted("bob", 1)
     context = await FakeAppContext.open(world, folder)
     context.config = replace(context.config, read_api=ReadApiConfig(per_second=1e6, burst=10**6))
-    app, stop = web.Application(), asyncio.Event()
-    add_json_routes(app, context)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    told.set_result((f"http://127.0.0.1:{runner.addresses[0][1]}", stop))
-    await stop.wait()
-    await runner.cleanup()
-    context.log.close()
+    stop = asyncio.Event()
+    async with reading(context) as client:
+        told.set_result((str(client.make_url("/")).rstrip("/"), stop))
+        await stop.wait()
 
 
 @pytest.fixture(scope="module")

@@ -11,35 +11,15 @@ import pytest
 from prime_coordinator.settlement.actions import SlashPhase
 from prime_protocol.ledger.entries import Outcome, Role, RunFunded
 from prime_protocol.wire.ids import Digest
-from prime_protocol.wire.messages import UploadPurpose
-from prime_protocol.wire.typed_data import compute_receipt_id
 from prime_runtime.http.client import CallRefused
 from prime_runtime.http.coordinator_api import open_json_client
 from support.ledger_network import SLASH, STAKE
 from support.processes.anvil import needs_anvil
-from support.processes.chain_network import FUND, UNBONDING_S, Network, network, until
-from support.processes.coordinator import RUN, Party, publish, terms, until_beacon, until_drawn
+from support.processes.chain_network import FUND, JUDGES, UNBONDING_S, Network, judge, network, until, work
+from support.processes.coordinator import RUN, Party, publish
 
 pytestmark = needs_anvil
 BOND = 10**9
-JUDGES = ("val-1", "val-2", "val-3", "val-4")
-
-
-async def work(made: Network, worker: Party, root: Digest, found: Outcome) -> Digest:
-    """One submission of a worker, and what the first judges find of it."""
-    beacon = await until_beacon(worker)
-    lease = await worker.lease()
-    data, entry = worker.answer(lease, beacon=beacon, root=root, wanted=terms(quorum=1))
-    await worker.upload(data, UploadPurpose.ROLLOUTS, lease=lease.lease)
-    await worker.write(entry)
-    name = compute_receipt_id(entry.receipt)
-    await judge(made, name, found)
-    return name
-
-
-async def judge(made: Network, name: Digest, found: Outcome) -> None:
-    for validator, task in await until_drawn([made.people[each] for each in JUDGES], name):
-        await validator.judge(task, found)
 
 
 class PowerCut(Exception):
@@ -53,8 +33,10 @@ async def cut_off(*_: object) -> int:
 async def list_withdrawn(made: Network, who: Party) -> list[int]:
     """What the log knows to have gone out."""
     async with open_json_client(made.process.server.url) as client:
-        page = await client.get("/log/entries", kind="Withdrawn", author=str(who.node))
-    return [row["body"]["amount_nano"] for row in page["rows"]]
+        await client.wait_for_index()
+        page = await client.get("/log", kind="Withdrawn", author=str(who.node))
+        bodies = [(await client.get(f"/log/{row['idx']}"))["body"] for row in page["entries"]["rows"]]
+    return [body["amount_nano"] for body in bodies]
 
 
 async def is_slash(made: Network, name: Digest, phase: SlashPhase) -> bool:
@@ -86,7 +68,7 @@ async def test_a_run_is_funded_over_the_chain_once_and_from_no_balance(
 async def pool_nano(made: Network) -> int:
     """In the log."""
     async with open_json_client(made.process.server.url) as client:
-        return int((await client.get(f"/runs/{RUN}"))["summary"]["pool_nano"])
+        return int((await client.get("/status"))["runs"][0]["pool_nano"])
 
 
 @pytest.mark.timeout(1200)
@@ -99,11 +81,11 @@ async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorgani
         for name in JUDGES:
             await made.join(name, Role.VALIDATOR)
         trainer = await made.meet("trainer")
-        root = (await publish(trainer, 0)).root
+        await publish(trainer, 0)
 
         # Honest work, then a file that is found to be a cheat; the slash is brought before the court after a kill.
-        await work(made, ann, root, Outcome.ACCEPT)
-        cheat = await work(made, ann, root, Outcome.FRAUDULENT)
+        await work(made, ann, Outcome.ACCEPT)
+        cheat = await work(made, ann, Outcome.FRAUDULENT)
         await made.process.kill()
         await made.process.start()
         await until("the slash before the court", lambda: is_slash(made, cheat, SlashPhase.OPEN))
@@ -123,7 +105,7 @@ async def test_a_whole_story_on_a_chain_whatever_is_killed_restarted_or_reorgani
 
         # More stake, and a verdict that is wrong; the chain restarts, and the appeal succeeds.
         assert await made.command("ann", "stake", "add", str(SLASH // 10**9)) == 0
-        wronged = await work(made, ann, root, Outcome.FRAUDULENT)
+        wronged = await work(made, ann, Outcome.FRAUDULENT)
         is_up.clear()
         await asyncio.sleep(0.3)
         made.chain.stop()
@@ -188,6 +170,6 @@ async def until_logged(made: Network, kind: str, subject: Digest) -> None:
     async with open_json_client(made.process.server.url) as client:
 
         async def is_logged() -> bool:
-            return bool((await client.get("/log/entries", kind=kind, subject=str(subject)))["rows"])
+            return bool((await client.get("/log", kind=kind, about=str(subject)))["entries"]["rows"])
 
         await until(f"{kind} in the log", is_logged)

@@ -249,11 +249,11 @@ async def test_an_appeal_that_nobody_judges_is_refunded_by_anyone(tmp_path: Path
         await started(made)
         name = await convicted(made)
         await appealed(made, name)
-        made.world.wait(HOUR_MS)
+        made.world.wait(made.world.run.terms.long_stop_ms)
         made.world.overturn(name)
         await made.next_epoch()
         assert await made.slash_status(name) == SlashPhase.APPEALED
-        await made.chain.pass_time(3 * 3600 + 10 * EPOCH_S)
+        await made.chain.pass_time(8 * 3600 + 10 * EPOCH_S)
         await made.settle()
         assert await made.slash_status(name) == SlashPhase.REFUNDED
 

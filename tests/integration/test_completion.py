@@ -1,4 +1,4 @@
-"""Completion of prime-coordinator in the real zsh and fish; for bash see test_commands_text.py."""
+"""Completion of prime-coordinator in the real zsh and fish; for bash see test_listing.py and test_arguments.py."""
 
 import os
 import pty

@@ -42,7 +42,10 @@ async def write_for_ever(node: Party, dice: random.Random) -> None:
         try:
             match dice.randrange(4):
                 case 0:
-                    await node.write(e.NodeRegistered(roles=(Role.WORKER,), hardware=f"machine {number}"))
+                    # A second registration comes too soon; a withdrawal does not.
+                    is_known = bool(node.acknowledged)
+                    hello = e.NodeRegistered(roles=(Role.WORKER,), hardware=f"machine {number}")
+                    await node.write(e.Withdrawn(amount_nano=1 + number) if is_known else hello)
                 case 1:
                     await node.write(e.Staked(node=node.node, amount_nano=1 + number))
                 case 2:

@@ -59,7 +59,8 @@ async def count_verdicts(
     network: Network, makers: dict[str, str], judges: dict[str, str]
 ) -> Counter[tuple[str, str, str]]:
     async with network.api() as api:
-        rows = (await api.get("/submissions", limit="200"))["rows"]
+        await api.wait_for_index()
+        rows = (await api.get("/submissions", limit="200"))["submissions"]["rows"]
         made = {row["submission"]: makers[row["node"]] for row in rows}
         verdicts = (await api.get("/verdicts", limit="200"))["rows"]
     return Counter((made[row["submission"]], judges[row["validator"]], row["outcome"]) for row in verdicts)

@@ -65,7 +65,7 @@ def until(url: str, holds: str) -> str:
 
 
 def page(url: str, path: str) -> Any:
-    return json.loads(get(f"{url}/api/pages{path}"))
+    return json.loads(get(f"{url}/api/v1{path}"))
 
 
 @pytest.fixture
@@ -87,8 +87,8 @@ def test_a_copy_of_a_log_is_explored_from_a_folder_and_from_a_url_and_followed(
                 assert page(first, path) == page(second, path)
             assert "unknown in a copy of the log" in get(f"{second}/nodes")
             assert "cannot show it" in get(f"{second}/network")
-            for number in range(300):
-                world.register(f"more-{number % 40}", Role.RELAY)
+            for _ in range(300):
+                world.register(f"more-{world.state.size}", Role.RELAY)
             world.convicted("bob", 1)
             mirror(log, world.leaves)
             until(f"{second}/about", f"replayed {len(world.leaves)} of them")

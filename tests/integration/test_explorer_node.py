@@ -19,7 +19,7 @@ DONE = (JobState.CREDITED, JobState.PAID)
 
 async def ask(network: Network, path: str) -> Any:
     """A page of the explorer as JSON, as soon as there is an index (else 503) that has read so far (else 404)."""
-    url = f"{network.coordinator.server.url}/api/pages{path}"
+    url = f"{network.coordinator.server.url}/api/v1{path}"
     async with aiohttp.ClientSession() as session:
         while True:
             async with session.get(url) as answer:

@@ -84,6 +84,16 @@ async def test_a_remote_error_of_a_handler_is_the_callers_fault() -> None:
             await client.call(server, DOUBLE, Ask(1))
 
 
+async def test_an_error_that_time_mends_says_when() -> None:
+    async def check(caller: Caller, message: Ask) -> Told:
+        raise RemoteError("Payload.sender", "asks too often", retry_after_ms=60_000)
+
+    async with running_server(handlers={DOUBLE: check}) as (_, server), client_of() as client:
+        with pytest.raises(CallRefused, match=r"\(rate_limited\): Payload.sender: asks too often") as caught:
+            await client.call(server, DOUBLE, Ask(1))
+    assert caught.value.refusal.retry_after_ms == 60_000
+
+
 async def test_a_bug_shows_as_an_incident_and_never_as_a_trace(caplog: pytest.LogCaptureFixture) -> None:
     async def crash(caller: Caller, message: Ask) -> Told:
         raise KeyError("the inside")

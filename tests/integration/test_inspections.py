@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from prime_lab.cheats.engines import LAZY
 from prime_lab.cheats.process import write_interpreter
+from prime_lab.cheats.registry import LAZY
 from prime_node.storage.journal import JobState
 from prime_protocol.constants import BASIS_POINTS
 from prime_protocol.proofs.read_proofs import is_read_proof_refuted
@@ -83,5 +83,6 @@ def read_bytes(text: Any) -> bytes:
 
 async def read_node(network: Network, node: NodeId) -> tuple[int, int]:
     async with network.api() as api:
+        await api.wait_for_index()
         row = (await api.get(f"/nodes/{node}"))["summary"]
     return row["earned_nano"], row["faults"]

@@ -96,6 +96,7 @@ async def test_a_forged_file_is_rejected_with_evidence_that_anyone_can_run_again
     async with party(network.coordinator, "cheat") as cheat:
         await cheat.join(Role.WORKER)
         async with network.api() as api:
+            await api.wait_for_index()
             (row,) = (await api.get("/checkpoints"))["rows"]
         lease = await cheat.lease()
         data, entry = cheat.answer(

@@ -192,6 +192,17 @@ def test_a_day_from_init_to_a_restore_elsewhere(operator: Operator, tmp_path: Pa
         assert after[name] == before[name]
 
 
+def test_a_run_outside_a_devnet_needs_validators_or_force(operator: Operator) -> None:
+    operator.init("--network", "swarm", "--randomness", "own")
+    terms = [*TERMS, "--model-files", "0x" + "11" * 32, "--calibration", "two machines", "--calibrated-at-ms", "1"]
+    with started(operator.folder):
+        refused(operator.type("run", "create", "demo", *terms), "9 different owners", "0 have", "--force", "run pause")
+        refused(operator.type("run", "create", "demo", *terms, "--quorum", "2"), "6 different owners")
+        assert "warning: run demo needs" in operator.do("run", "create", "demo", *terms, "--force").err
+        operator.do("run", "pause", "demo")
+        assert "validators of 0 owners joined run demo, it should have 9" in operator.do("run", "resume", "demo").err
+
+
 def check_listings(operator: Operator, node: NodeId) -> None:
     for words in ("leases", "submissions", "verdicts", "appeals", "checkpoints"):
         assert operator.do(words).out == "none\n"
@@ -230,13 +241,13 @@ def check_orders(operator: Operator, node: NodeId) -> None:
     assert operator.do("run", "list", "--json").json[0]["pool_nano"] == 999_500_000_000
     operator.do("run", "create", "other", *TERMS)
     operator.do("run", "close", "other", "--yes")
-    assert [row["status"] for row in operator.do("run", "list", "--json").json] == ["active", "closed"]
+    assert [row["status"] for row in operator.do("run", "list", "--json").json] == ["closed", "active"]
 
 
 def check_log(operator: Operator, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in operator.do("log", "tail", "--json", "--limit", "3").out.splitlines()]
     assert [row["kind"] for row in rows] == ["RunFunded", "RunCreated", "RunStatusSet"]
-    assert rows[0]["index"] + 2 == rows[2]["index"]
+    assert rows[0]["idx"] + 2 == rows[2]["idx"]
     only = operator.do("log", "tail", "--kind", "NodeStatusSet").out.splitlines()
     assert len(only) == 3
     operator.do("log", "export", tmp_path / "mirror")
@@ -285,7 +296,9 @@ def test_log_goes_from_sqlite_to_postgresql_by_backup_and_restore(
             after = operator.do("status", "--json", folder=moved).json
             operator.do("run", "pause", "demo", folder=moved)
             operator.do("backup", tmp_path / "back", "--keys", folder=moved)
-    assert (after["root"], after["entries"]) == (before["root"], before["entries"])
+    manifest = json.loads((tmp_path / "copy" / "manifest.json").read_text())
+    assert manifest["entries"] == before["entries"] + 1, "a clean stop notes a snapshot"
+    assert (after["root"], after["entries"]) == (manifest["root"], manifest["entries"])
     assert again.code == 1
     assert "already holds a log" in again.err
     operator.do("restore", tmp_path / "back", folder=tmp_path / "home-again")
@@ -411,11 +424,11 @@ def test_wrong_orders_are_refused_by_name_and_change_nothing(operator: Operator,
         refused(operator.type("run", "create", "two", *TERMS, "--terms", "nowhere.toml"), "nowhere.toml")
         refused(operator.type("run", "update", "demo"), "already has these terms")
         refused(operator.type("run", "pause", "nope"), "nope was not created")
-        refused(operator.type("run", "show", "nope"), "nope is not known here")
+        refused(operator.type("run", "show", "nope"), "no such run")
         refused(operator.type("run", "close", "demo"), "--yes")
         refused(operator.type("nodes", "ban", "bob"), "not an address")
         refused(operator.type("nodes", "ban", TRAINER), "is not registered")
-        refused(operator.type("nodes", "show", TRAINER), "is not known here")
+        refused(operator.type("nodes", "show", "0x" + "00" * 20), "is not in the log")
         refused(operator.type("nodes", "--phase", "gone"), "phase", "online")
         refused(operator.type("nodes", "--limit", "0"), "--limit")
         refused(operator.type("submissions", "show", "0x12"), "submission")

@@ -1,4 +1,4 @@
-"""Peer exchange: cards spread, and whoever asks too much, lies or answers nonsense gains nothing."""
+"""Peer exchange: records spread, and whoever asks too much, lies or answers nonsense gains nothing."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from prime_protocol.gossip.messages import PeersReply, PeersRequest, open_peer_r
 from prime_protocol.wire.codec import decode, encode
 from prime_runtime.clock import SystemClock
 from prime_runtime.gossip.libp2p.node import P2PNode
-from support.gossip_network import ANN, BOB, RUN, card, sealed, wallet
+from support.gossip_network import ANN, BOB, RUN, peer_record, sealed, wallet
 from support.processes.p2p_nodes import TRAINER, Stranger, address_of, eventually, line, make_node, started
 
 PEERS = "/prime/peers/1"
@@ -31,7 +31,7 @@ async def read_answer(stream: Any) -> bytes:
 
 
 def own_card(stranger: Stranger, *hosts: str) -> bytes:
-    return sealed(card(stranger.key, *hosts), stranger.key, run=None, now_ms=SystemClock().now_ms())
+    return sealed(peer_record(stranger.key, *hosts), stranger.key, run=None, now_ms=SystemClock().now_ms())
 
 
 def senders(known: PeersReply) -> set[Any]:
@@ -43,7 +43,7 @@ def senders(known: PeersReply) -> set[Any]:
 
 async def test_an_answer_holds_the_answerers_card_and_those_it_learned_but_not_the_askers() -> None:
     async with line(TRAINER, 2) as (first, second):
-        await eventually(lambda: first.status().known == 1, "the card of the second")
+        await eventually(lambda: first.status().known == 1, "the record of the second")
         async with Stranger(wallet(66)) as stranger:
             known = await stranger.do(ask, address_of(first), own_card(stranger))
             assert senders(known) == {wallet(TRAINER).node, wallet(2).node}
@@ -60,7 +60,7 @@ def score_of(node: P2PNode, key: Any) -> float:
 async def test_who_shows_a_card_of_another_is_blamed_and_gets_no_answer() -> None:
     node = make_node(TRAINER)
     async with started(node), Stranger(wallet(66)) as stranger:
-        foreign = sealed(card(ANN), ANN, run=None, now_ms=SystemClock().now_ms())
+        foreign = sealed(peer_record(ANN), ANN, run=None, now_ms=SystemClock().now_ms())
         try:
             await stranger.do(ask, address_of(node), foreign)
         except Exception as error:  # boundary: the stream is reset, in whichever way the library shows it
@@ -92,10 +92,10 @@ async def test_who_asks_without_end_is_turned_away() -> None:
 
 
 async def test_a_host_that_answers_nonsense_is_blamed_and_teaches_nothing() -> None:
-    """Cards that are none, cards for other places than their owner's, and a length without end."""
+    """Records that are none, records for other places than their owner's, and a length without end."""
     answers = [
-        PeersReply(records=(b"no card",)),
-        PeersReply(records=(sealed(card(BOB), ANN, run=None, now_ms=SystemClock().now_ms()),)),
+        PeersReply(records=(b"no record",)),
+        PeersReply(records=(sealed(peer_record(BOB), ANN, run=None, now_ms=SystemClock().now_ms()),)),
     ]
     bodies = [encode(answer) for answer in answers]
     frames = [len(body).to_bytes(4, "big") + body for body in bodies] + [b"\xff\xff\xff\xff"]

@@ -9,7 +9,7 @@ from typing import Any
 import trio
 
 from prime_protocol.errors import LocalError
-from prime_protocol.gossip.messages import GossipKind, get_topic, seal_gossip
+from prime_protocol.gossip.messages import TOPIC_KINDS, GossipKind, get_topic, seal_gossip
 from prime_protocol.wire.ids import RunId
 from prime_runtime.clock import SystemClock
 from prime_runtime.gossip.libp2p.patches import QUEUE_MAX
@@ -270,7 +270,7 @@ async def test_one_run_does_not_hear_another() -> None:
         await other.join(elsewhere)
         await trainer.join(elsewhere)
         record = serving(slots_free=1)
-        await eventually(lambda: all_meshes(trainer) == 6, "a mesh for both runs")
+        await eventually(lambda: all_meshes(trainer) == 2 * len(TOPIC_KINDS), "a mesh for both runs")
         await trainer.publish(elsewhere, record)
         gossip = await other.receive()
         assert (gossip.payload.run, gossip.message) == (elsewhere, record)

@@ -45,7 +45,7 @@ async def test_a_node_learns_of_a_peer_through_kademlia_alone() -> None:
         async with started(newcomer):
             book = newcomer.state.table.book
             await eventually(lambda: third.key.peer_id() in book.peers, "the third among the newcomer's peers")
-            assert book.peers[third.key.peer_id()].record == b"", "nobody handed over a card of it"
+            assert book.peers[third.key.peer_id()].record == b"", "nobody handed over a record of it"
             assert middle.status().restarts == newcomer.status().restarts == 0
 
 

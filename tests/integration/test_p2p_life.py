@@ -18,6 +18,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from prime_protocol.errors import LocalError
+from prime_protocol.gossip.messages import TOPIC_KINDS
 from prime_protocol.wire.ids import RunId
 from prime_runtime.gossip.libp2p import patches
 from support.gossip_network import RUN, announced, serving, wallet
@@ -209,7 +210,7 @@ async def test_publishing_while_the_library_is_down_is_told_and_what_is_joined_m
         assert node.status().connected == 0
         await node.join(RunId("another-run"))
         await eventually(lambda: node.status().restarts == 1, "a restart")
-        assert len(node._session.gossiping.pubsub.topic_ids) == 6
+        assert len(node._session.gossiping.pubsub.topic_ids) == 2 * len(TOPIC_KINDS)
         await node.publish(RUN, serving(slots_free=2))
 
 

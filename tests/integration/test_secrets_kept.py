@@ -49,7 +49,7 @@ async def test_no_secret_leaves_a_running_node_or_coordinator(tmp_path: Path) ->
             assert len(text) > 50, where
             for secret in secrets:
                 assert secret.encode() not in text, f"a secret is in {where}"
-        kept = ["key.json", "log.key", "lock", "state.snapshot", "config.toml", "node.log", "password"]
+        kept = ["key.json", "log.key", "lock", "config.toml", "node.log", "password"]
         for folder in (node.folder, config.folder):
             open_files = [path for path in folder.iterdir() if path.name in kept and path.stat().st_mode & PUBLIC_MODE]
             assert not open_files

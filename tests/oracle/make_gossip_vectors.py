@@ -120,13 +120,17 @@ def get_refused():
         ),
         refused("too deep", "ServingRecord.depth", serving, SERVING | {"depth": 65}),
         refused("no tree head", "HeadSeen.note", "gossip.head-seen", {"note": b"hello"}),
-        refused("a card of another key", "PeerRecord.addresses[0]", "gossip.peer-card", card(OTHER), run=None),
-        refused("a card of a run", "Payload.run", "gossip.peer-card", card(SECRET)),
-        refused("a card without addresses", "PeerRecord.addresses", "gossip.peer-card", {"addresses": []}, run=None),
+        refused(
+            "a record of another key", "PeerRecord.addresses[0]", "gossip.peer-record", peer_record(OTHER), run=None
+        ),
+        refused("a record of a run", "Payload.run", "gossip.peer-record", peer_record(SECRET)),
+        refused(
+            "a record without addresses", "PeerRecord.addresses", "gossip.peer-record", {"addresses": []}, run=None
+        ),
     ]
 
 
-def card(secret):
+def peer_record(secret):
     peer = peer_id(secret)
     return {"addresses": [f"/ip4/203.0.113.9/tcp/4001/p2p/{peer}", f"/dns6/node.example/tcp/4001/p2p/{peer}"]}
 
@@ -148,7 +152,7 @@ def main():
             accepted("a node that serves", "gossip.serving", SERVING),
             accepted("a node that serves nobody", "gossip.serving", nobody),
             accepted("a tree head, its signature not checked here", "gossip.head-seen", {"note": NOTE}),
-            accepted("a peer card", "gossip.peer-card", card(SECRET), run=None),
+            accepted("a peer record", "gossip.peer-record", peer_record(SECRET), run=None),
         ],
         "refused": get_refused(),
     }

@@ -8,6 +8,7 @@ leaves and compares; nothing here is needed for that.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,16 @@ from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.ledger.rewards import compute_refund_nano
 from prime_protocol.ledger.terms import SlashDestination
-from support.ledger_network import BOND, DAY_MS, NETWORK, ON_CHAIN, RUN, SLASH, TERMS, TOKEN, World
+from support.ledger_network import BOND, DAY_MS, NETWORK, ON_CHAIN, PENALTY, RUN, SLASH, TERMS, TOKEN, World, digest
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "ledger.json"
 ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
 
 def tell() -> World:
-    """An honest step, a failed lease, a slashed cheater, an upheld appeal, an invalid file, a dispute, the end."""
-    world = World.started()
+    """An honest step, a failed lease, a slashed cheater, an upheld appeal, an invalid file, two disputes, two findings,
+    and the end."""
+    world = World.started(validator_slash_nano=PENALTY, stake_min_nano=SLASH)
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0, 2)
     world.credit(good)
@@ -47,21 +49,31 @@ def tell() -> World:
     disputed = world.submit(world.lease("key", 6))
     for _ in range(3):
         world.judge(disputed, ACCEPT, FRAUDULENT, ACCEPT)
-    assert world.settle(disputed) is ACCEPT, "nobody is left to ask"
+    assert world.settle(disputed) is ACCEPT, "no validator is left to ask, and no inspector is there"
     world.credit(disputed)
-    world.coordinate(e.RunUpdated(terms=world.terms(quorum=1, version_next=2, upgrade_by_ms=world.now_ms + DAY_MS)))
+    world.register("inspector", Role.RELAY)
+    ruled = world.submit(world.lease("key", 7))
+    against = [world.judge(ruled, ACCEPT, FRAUDULENT, ACCEPT)[1] for _ in range(3)]
+    world.rule(ruled, ACCEPT)
+    assert world.settle(ruled) is ACCEPT
+    assert [world.score(validator, ruled) for validator in against] == 3 * [PENALTY]
+    world.credit(ruled)
+    changed = replace(world.run.terms, quorum=1, version_next=2, upgrade_by_ms=world.now_ms + DAY_MS)
+    world.coordinate(e.RunUpdated(terms=changed))
     world.publish(good)
     world.measure(1, held_out=0.25, reward=0.125)
+    world.coordinate(e.SnapshotNoted(size=world.state.size, digest=digest("the state"), format=1))
     world.pay_out(0)
     world.appeal("ann", wronged)
     world.agree(wronged, ACCEPT)
     world.overturn(wronged)
     world.credit(wronged)
-    world.coordinate(e.ValidatorScored(validator=world.id(wrong[0]), submission=wronged))
+    world.score(wrong[0], wronged)
     world.wait(TERMS.appeal_ms)
     world.execute(bad)
     world.coordinate(e.NodeStatusSet(node=world.id("bob"), status=NodeStatus.BANNED, reason="cheated"))
     world.credit(world.settled("key", ACCEPT))
+    tell_findings(world)
     world.set_run(RunStatus.CLOSED)
     world.pay_out(1)
     world.write("sponsor", e.PoolReturned(amount_nano=world.state.funds.pools[RUN]))
@@ -71,6 +83,20 @@ def tell() -> World:
     world.write("owner", e.Released(node=world.id("key")))
     world.write("owner", e.Withdrawn(amount_nano=world.balance("owner")))
     return world
+
+
+def tell_findings(world: World) -> None:
+    """A stranger is wrong about one accepted file, and right about another."""
+    world.deposit("stranger", 2 * TOKEN)
+    honest, forged = world.settled("ann", ACCEPT, 1), world.settled("ann", ACCEPT, 2)
+    for name, outcome, end in ((honest, ACCEPT, world.dismiss), (forged, FRAUDULENT, world.uphold)):
+        world.credit(name)
+        world.file_finding("stranger", name)
+        world.agree(name, outcome)
+        end(name)
+    world.propose(forged)
+    world.wait(TERMS.appeal_ms)
+    world.execute(forged)
 
 
 def tell_on_chain() -> World:
@@ -112,7 +138,7 @@ def summarise(ledger: Ledger) -> dict[str, Any]:
             str(name): {
                 "owner": str(state.owners[name]),
                 "settled": {outcome.value: node.settled[outcome] for outcome in Outcome},
-                "streak": node.streak,
+                "streak": run.get_record(name).streak,
                 "faults": node.faults,
             }
             for name, node in sorted(state.nodes.items())

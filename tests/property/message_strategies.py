@@ -10,19 +10,25 @@ from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_typ
 from hypothesis import reject
 from hypothesis import strategies as st
 
-from prime_protocol.constants import DELEGATION_LIFE_MS_MAX, ENVELOPE_LIFE_MS_MAX, READ_PROOF_BYTES
+from prime_protocol.constants import (
+    DELEGATION_LIFE_MS_MAX,
+    ED25519_KEY_BYTES,
+    ENVELOPE_LIFE_MS_MAX,
+    READ_PROOF_BYTES,
+)
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.messages import RelayPollReply, RelayPublish
 from prime_protocol.ledger.entries import (
     OUTCOME_NUMBER,
     Inspected,
-    InspectedVerdict,
-    Metric,
     NodeRegistered,
     Outcome,
+    RoundRecorded,
     StepMeasured,
     VerdictGiven,
 )
+from prime_protocol.ledger.entry_values import HeadCosignature, InspectedVerdict, Metric
+from prime_protocol.ledger.randomness_chain import SCHEME, RandomnessChain
 from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.codec import UNPRINTABLE, Range, Size
 from prime_protocol.wire.envelope import Payload
@@ -102,7 +108,16 @@ REPAIRS: dict[type, Callable[[dict[str, Any]], dict[str, Any]]] = {
     Payload: shorten_life(ENVELOPE_LIFE_MS_MAX),
     Delegation: shorten_life(DELEGATION_LIFE_MS_MAX),
     Inspected: lambda drawn: drawn | {"seen": sort_seen(drawn["seen"])},
-    NodeRegistered: lambda drawn: drawn | {"roles": tuple(sorted(set(drawn["roles"])))},
+    NodeRegistered: lambda drawn: (
+        drawn
+        | {
+            "roles": tuple(sorted(set(drawn["roles"]))),
+            "runs": tuple(sorted(set(drawn["runs"]))),
+            "witness_key": drawn["witness_key"].ljust(ED25519_KEY_BYTES, b"\x00") if drawn["witness_key"] else b"",
+        }
+    ),
+    RandomnessChain: lambda drawn: drawn | {"scheme": SCHEME},
+    RoundRecorded: lambda drawn: drawn | {"cosignatures": sort_cosignatures(drawn["cosignatures"])},
     RelayPollReply: lambda drawn: drawn | {"peers": (), "frames": tuple(frame or b"\x00" for frame in drawn["frames"])},
     RelayPublish: lambda drawn: {"frame": drawn["frame"] or b"\x00"},
     RunTerms: lambda drawn: (
@@ -110,17 +125,29 @@ REPAIRS: dict[type, Callable[[dict[str, Any]], dict[str, Any]]] = {
         | {
             "slash_nano": min(drawn["slash_nano"], drawn["stake_min_nano"]),
             "inspectors": tuple(dict.fromkeys(drawn["inspectors"])),
+            "context_tokens_max": max(
+                drawn["context_tokens_max"], drawn["prompt_tokens_max"] + drawn["output_tokens_max"]
+            ),
         }
     ),
     StepMeasured: lambda drawn: drawn | {"metrics": sort_metrics(drawn["metrics"])},
     VerdictGiven: lambda drawn: (
-        drawn | {"outcome": outcome_of(drawn["receipt"].outcome), "read_proof": fill_read_proof(drawn["read_proof"])}
+        drawn
+        | {
+            "outcome": (outcome := outcome_of(drawn["receipt"].outcome)),
+            "read_proof": fill_read_proof(drawn["read_proof"]),
+            "blocks_read": drawn["blocks_read"] if outcome is Outcome.FRAUDULENT else 0,
+        }
     ),
 }
 
 
 def sort_metrics(metrics: tuple[Metric, ...]) -> tuple[Metric, ...]:
     return tuple(sorted({metric.name: metric for metric in metrics}.values(), key=lambda metric: metric.name))
+
+
+def sort_cosignatures(found: tuple[HeadCosignature, ...]) -> tuple[HeadCosignature, ...]:
+    return tuple(sorted({each.witness: each for each in found}.values(), key=lambda each: each.witness))
 
 
 def sort_seen(seen: tuple[InspectedVerdict, ...]) -> tuple[InspectedVerdict, ...]:

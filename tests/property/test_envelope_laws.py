@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from prime_protocol.constants import CLOCK_SKEW_MS_MAX, ENVELOPE_LIFE_MS_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.wire.envelope import BUCKET_MS, Payload, ReplayGuard, open_envelope, seal_envelope
+from prime_protocol.wire.envelope import Payload, ReplayGuard, open_envelope, seal_envelope
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId
+from prime_protocol.wire.seen_messages import BUCKET_MS
 from prime_protocol.wire.signing import WalletKey
 from property.message_strategies import NAMES
 

@@ -75,10 +75,15 @@ class Case:
     looks: dict[NodeId, bytes] = field(default_factory=dict)
     """Of who spoke."""
     inspectors: set[NodeId] = field(default_factory=set)
+    ruling: Outcome | None = None
+    """Of an inspector; of the appeal once there is one."""
+    rulers: set[NodeId] = field(default_factory=set)
     refuted: set[NodeId] = field(default_factory=set)
 
     def decided(self, first: int = 0, *, unasked: int) -> Outcome | None:
         """Recounted; `unasked` owners of validators could still be drawn."""
+        if self.ruling is not None:
+            return self.ruling
         votes: Counter[Outcome] = sum(self.votes[first:], Counter())
         quorum = self.terms.quorum
         for outcome, lead in (
@@ -227,6 +232,12 @@ class Witness:
                 case.looks[author] = looks
             case e.Inspected():
                 self.watch_inspection(entry, author)
+            case e.RulingGiven(submission=name, outcome=outcome):
+                case = self.cases[name]
+                assert author in set(self.world.run.terms.inspectors) - case.rulers
+                assert owners[author] not in {case.owner, *case.owners.values()}, "a party has decided"
+                case.rulers.add(author)
+                case.ruling = outcome
             case e.PaidOut():
                 self.watch_debts(entry)
             case e.Settled(submission=name, outcome=outcome):
@@ -274,7 +285,8 @@ class Witness:
             case e.Credited(submission=name):
                 case = self.cases[name]
                 assert case.outcome is Outcome.ACCEPT
-                assert case.draws == [()] or sum(case.votes, Counter())[Outcome.ACCEPT] > case.terms.quorum // 2
+                is_accepted = sum(case.votes, Counter())[Outcome.ACCEPT] > case.terms.quorum // 2
+                assert case.draws == [()] or is_accepted or case.ruling is Outcome.ACCEPT
                 assert self.credited.isdisjoint(case.slots)
                 self.credited |= case.slots
                 self.earners.add(case.owner)
@@ -292,6 +304,7 @@ class Witness:
                 assert self.cases[name].outcome is Outcome.FRAUDULENT
                 assert self.cases[name].decided(unasked=0) is Outcome.FRAUDULENT
                 self.cases[name].proposed_ms = at_ms
+                self.cases[name].ruling = None
             case e.Appealed(submission=name):
                 case = self.cases[name]
                 assert at_ms < case.proposed_ms + case.terms.appeal_ms
@@ -347,7 +360,9 @@ def test_whatever_the_mob_writes_the_laws_hold_and_all_value_can_leave() -> None
         except Exception as error:  # boundary: the seed belongs in the story of every failure
             raise AssertionError(f"seed {seed}") from error
         kinds += witness.kinds
-    missing = set(ENTRY_RULES) - set(kinds) - {e.NetworkCreated, e.RunCreated}
+    # Findings have their own stories: unit tests of the ledger and of payouts, and the simulator.
+    elsewhere = {e.NetworkCreated, e.RunCreated, e.FindingFiled, e.FindingUpheld, e.FindingDismissed}
+    missing = set(ENTRY_RULES) - set(kinds) - elsewhere
     assert not missing, f"the mob never got through: {missing}"
 
 

@@ -73,9 +73,9 @@ def trace(plan: BroadcastPlan) -> str:
 
 
 def test_the_same_seed_gives_the_same_trace_and_another_seed_another() -> None:
-    one = plan_home_lines(5, nodes=30, liars=0.1, size_bytes=16 * MIB)
+    one = plan_home_lines(5, nodes=30, malicious=0.1, size_bytes=16 * MIB)
     assert trace(one) == trace(one)
-    assert trace(one) != trace(plan_home_lines(6, nodes=30, liars=0.1, size_bytes=16 * MIB))
+    assert trace(one) != trace(plan_home_lines(6, nodes=30, malicious=0.1, size_bytes=16 * MIB))
 
 
 # --- What goes wrong ------------------------------------------------------------------------------------------------

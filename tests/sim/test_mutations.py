@@ -8,12 +8,11 @@ from typing import Any
 
 import pytest
 
-from prime_coordinator import core
-from prime_coordinator import core as payouts
+from prime_coordinator import core, payouts
 from prime_coordinator.audits import cases as slashes
 from prime_coordinator.audits import scheduler as audits
 from prime_coordinator.scheduling import capacity as slots
-from prime_coordinator.scheduling import eligibility as standing
+from prime_coordinator.scheduling import eligibility
 from prime_lab.simulator import coordinator_host as host
 from prime_lab.simulator.plan import SimulationPlan
 from prime_lab.simulator.simulation import simulate
@@ -22,10 +21,12 @@ from prime_protocol.ledger import audits as judgement
 from prime_protocol.ledger import funds as books
 from prime_protocol.ledger import replay as ledger
 from prime_protocol.ledger import rewards, work
+from prime_protocol.ledger import slashes as slash_rules
 from prime_protocol.wire import envelope
 from sim.mutations import Patch, apply_patch
 
-SEEDS = range(1, 21)
+SEEDS = (6, 3, 1, *(seed for seed in range(1, 21) if seed not in (1, 3, 6)))
+"""A test ends at the first seed that shows its missing rule. Seeds that show the rare ones come first."""
 
 HOLDER = (
     Patch(work, "submit", "if not context.author == receipt.node == lease.node:", "if False:"),
@@ -41,14 +42,14 @@ TWICE_CREDITED = (
     ),
 )
 LEAD = "2 * quorum - 1 if outcome is Outcome.ACCEPT else quorum"
-FORGERY_RING = {"liars": ("forger", "lazy", "colluder"), "malicious": 0.5}
-"""Three of six validators let forgeries pass: enough for a quorum of liars, too few for a majority of all
+FORGERY_RING = {"adversaries": ("forger", "lazy", "colluder"), "malicious": 0.5}
+"""Three of six validators let forgeries pass: enough for a quorum of adversaries, too few for a majority of all
 in worlds where all six are there when the first forgery comes."""
 MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
-    "anybody may answer a lease": (HOLDER, {"liars": ("thief",)}, "nothing_breaks"),
+    "anybody may answer a lease": (HOLDER, {"adversaries": ("thief",)}, "every_lease_ends_once"),
     "anybody may end a lease": (
         (Patch(work, "end_lease", "if not is_over and context.author != lease.node:", "if False:"),),
-        {"liars": ("thief",)},
+        {"adversaries": ("thief",)},
         "every_lease_ends_once",
     ),
     "an answer may come after the deadline": (
@@ -56,12 +57,12 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             Patch(work, "submit", "if context.at_ms > lease.deadline_ms:", "if False:"),
             Patch(core.Core, "get_expected_submission", "if late_ms > 0:", "if False:"),
         ),
-        {"liars": ("latecomer",), "malicious": 0.4},
+        {"adversaries": ("latecomer",), "malicious": 0.4},
         "every_lease_ends_once",
     ),
     "a slot may be credited twice": (
         TWICE_CREDITED,
-        {"liars": ("hoarder", "latecomer"), "node_crashes": 30, "loss": 0.15, "steps": 3},
+        {"adversaries": ("hoarder", "latecomer"), "node_crashes": 30, "loss": 0.15, "steps": 3},
         "no_slot_is_credited_twice",
     ),
     "one verdict is enough": (
@@ -71,7 +72,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     ),
     "two of three take stake": (
         (Patch(judgement, "decide_outcome", LEAD, "2 * quorum - 1 if outcome is Outcome.ACCEPT else 1"),),
-        {"liars": ("vindictive", "colluder"), "malicious": 0.4},
+        {"adversaries": ("vindictive", "colluder"), "malicious": 0.4},
         "honest_work_is_not_condemned",
     ),
     "two of three accept": (
@@ -89,8 +90,8 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             Patch(
                 judgement,
                 "tally_outcome",
-                "if is_majority and _draw_quorum(state, run, submission, rounds[-1].seed, at_ms) is None else None",
-                "if is_majority else None",
+                "return Outcome.ACCEPT if is_majority and is_last_word else None",
+                "return Outcome.ACCEPT if is_majority else None",
             ),
         ),
         FORGERY_RING,
@@ -101,16 +102,16 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             Patch(
                 judgement,
                 "_draw_quorum",
-                "return is_present and asked.isdisjoint((node, state.owners[node]))",
+                "return is_present and unwanted.isdisjoint((node, *state.list_owners(node, at_ms)))",
                 "return is_present",
             ),
         ),
-        {"liars": ("forger", "vindictive"), "malicious": 0.3},
+        {"adversaries": ("forger", "vindictive"), "malicious": 0.3},
         "verdicts_come_from_those_who_were_drawn",
     ),
     "a lease that ran out keeps its slots": (
         (Patch(work, "end_lease", "step.free(lease.slot_range(), entry.lease)", "pass"),),
-        {"liars": ("hoarder",), "batch": 1.0},
+        {"adversaries": ("hoarder",), "batch": 1.0},
         "training_never_starves",
     ),
     "newcomers are not audited": (
@@ -122,23 +123,56 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         (
             Patch(
                 judgement,
-                "give_verdict",
-                "round_ = next((each for each in submission.rounds if context.author in each.validators), None)",
+                "_find_round",
+                "round_ = next((each for each in submission.rounds if author in each.validators), None)",
                 "round_ = submission.rounds[-1] if submission.rounds else None",
             ),
         ),
-        {"liars": ("meddler",)},
+        {"adversaries": ("meddler",)},
         "verdicts_come_from_those_who_were_drawn",
     ),
     "a validator may change its verdict": (
-        (Patch(judgement, "give_verdict", "if context.author in round_.verdicts:", "if False:"),),
-        {"liars": ("meddler",), "malicious": 0.4},
+        (
+            Patch(judgement, "give_verdict", "if context.author in round_.verdicts:", "if False:"),
+            Patch(
+                judgement, "_check_commitment", "if context.body != round_.commitments[context.author]:", "if False:"
+            ),
+        ),
+        {"adversaries": ("meddler",), "malicious": 0.4},
         "verdicts_come_from_those_who_were_drawn",
+    ),
+    "a validator may commit twice": (
+        (Patch(judgement, "commit_verdict", "if context.author in round_.commitments:", "if False:"),),
+        {"adversaries": ("meddler",), "malicious": 0.4},
+        "verdicts_come_from_those_who_were_drawn",
+    ),
+    "a verdict may be another than was committed": (
+        (Patch(judgement, "_check_commitment", "if context.body != round_.commitments[context.author]:", "if False:"),),
+        {"adversaries": ("meddler",), "malicious": 0.4},
+        "no_verdict_can_be_copied",
+    ),
+    "a verdict may be read before the others are committed": (
+        (
+            Patch(judgement, "_check_commitment", "if context.at_ms < round_.reveal_ms:", "if False:"),
+            Patch(
+                audits.AuditScheduler,
+                "can_reveal",
+                "return now_ms >= self._entry_writer.state.runs[run].submissions[name].rounds[-1].reveal_ms",
+                "return True",
+            ),
+        ),
+        {},
+        "no_verdict_can_be_copied",
+    ),
+    "a commitment may follow a verdict": (
+        (Patch(judgement, "commit_verdict", "if round_.verdicts:", "if False:"),),
+        {"adversaries": ("waiter",), "malicious": 0.4},
+        "no_verdict_can_be_copied",
     ),
     "a slash does not wait for an appeal": (
         (
             Patch(
-                judgement,
+                slash_rules,
                 "execute_slash",
                 "if slash.appealed_at_ms is None and context.at_ms < slash.appeal_until_ms:",
                 "if False:",
@@ -151,20 +185,20 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
                 "self._set_timer(case, now_ms)",
             ),
         ),
-        {"liars": ("forger", "vindictive")},
+        {"adversaries": ("forger", "vindictive")},
         "everything_is_decided",
     ),
     "work without stake": (
         (
             Patch(work, "_check_worker", "if state.get_stake(name) < run.terms.stake_min_nano:", "if False:"),
             Patch(
-                standing,
+                eligibility,
                 "get_eligibility",
                 "rule.matches(facts)",
                 "rule.eligibility is not Eligibility.UNSTAKED and rule.matches(facts)",
             ),
         ),
-        {"flood": 60},
+        {"flood": 60, "adversaries": ("hoarder",), "malicious": 0.5},
         "leases_go_to_staked_workers",
     ),
     "an envelope counts every time it comes": (
@@ -177,7 +211,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             ),
             Patch(envelope.ReplayGuard, "admit", "if name in self._seen:", "if False:"),
         ),
-        {"duplicate": 0.5, "liars": ("runner",)},
+        {"duplicate": 0.5, "adversaries": ("runner",)},
         "no_envelope_is_logged_twice",
     ),
     "a refund pays twice": (
@@ -190,9 +224,9 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             Patch(rewards, "pay_out", "if step is None or step.paid:", "if step is None:"),
             Patch(
                 payouts.PayoutScheduler,
-                "_pay",
-                "is_over and not step.paid and not step.pending",
-                "is_over and not step.pending",
+                "_pay_due",
+                "if step is None or step.paid:",
+                "if step is None:",
             ),
         ),
         {},
@@ -249,7 +283,7 @@ def test_a_missing_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -
                 apply_patch(patch, mutated)
             found = {complaint.split(":")[0] for complaint in simulate(plan).complaints}
         seen |= found
-        # In so small a world liars can be the majority of the few validators: then it proves nothing about the rule.
+        # In so small a world adversaries can be most of the few validators: then it proves nothing about the rule.
         if checker in found and not find_complaints(plan):
             return
     raise AssertionError(f"nobody noticed that {rule}: expected {checker}, seen {seen or 'nothing'}")

@@ -36,7 +36,9 @@ def test_another_seed_gives_another_log() -> None:
 
 
 def test_the_replay_command_names_the_same_plan() -> None:
-    args = parse_args(["--seed", "3", "--seeds", "9", "--liars", "thief,lazy", "--loss", "0.1", "--every-signature"])
+    args = parse_args(
+        ["--seed", "3", "--seeds", "9", "--adversaries", "thief,lazy", "--loss", "0.1", "--every-signature"]
+    )
     options = {name: value for name, value in vars(args).items() if name not in ("seed", "seeds", "jobs")}
     again = parse_args(replay_command(7, options).split()[3:])
     assert draw_plan(7, **options) == draw_plan(

@@ -47,31 +47,31 @@ def test_work_goes_on_when_nodes_crash_and_come_back(seed: int) -> None:
 
 @pytest.mark.parametrize("liar", ADVERSARY_NAMES)
 def test_each_kind_of_liar_alone_breaks_nothing(liar: str) -> None:
-    run(3, liars=(liar,), malicious=0.25)
+    run(3, adversaries=(liar,), malicious=0.25)
 
 
 def test_forgers_are_rejected_and_slashed() -> None:
-    report = run(5, liars=("forger",), malicious=0.25)
+    report = run(5, adversaries=("forger",), malicious=0.25)
     assert report.outcomes["fraudulent"] > 0
     assert report.slashed > 0
 
 
 def test_many_lying_workers_do_not_stop_the_honest_ones() -> None:
-    run(6, liars=("forger", "hoarder", "latecomer", "duplicator", "copycat", "thief", "vandal"), malicious=0.6)
+    run(6, adversaries=("forger", "hoarder", "latecomer", "duplicator", "copycat", "thief", "vandal"), malicious=0.6)
 
 
 def test_lying_validators_in_the_minority_slash_no_honest_node() -> None:
-    report = run(7, liars=("lazy", "vindictive", "colluder", "silent", "meddler"), malicious=0.25, nodes=40)
+    report = run(7, adversaries=("lazy", "vindictive", "colluder", "silent", "meddler"), malicious=0.25, nodes=40)
     assert report.slashed == 0
 
 
 def test_an_honest_slash_fails_the_seed_even_where_liars_are_most_of_the_judges() -> None:
-    plan = SimulationPlan(seed=2, nodes=24, steps=1, quorum=1, liars=("vindictive",), malicious=0.6)
+    plan = SimulationPlan(seed=2, nodes=24, steps=1, quorum=1, adversaries=("vindictive",), malicious=0.6)
     assert any(complaint.startswith("no_honest_node_is_slashed") for complaint in simulate(plan).complaints)
 
 
 def test_an_accepted_forgery_fails_the_seed_even_where_liars_are_most_of_the_judges() -> None:
-    plan = SimulationPlan(seed=1, nodes=24, steps=1, quorum=1, liars=("forger", "lazy"), malicious=0.6)
+    plan = SimulationPlan(seed=1, nodes=24, steps=1, quorum=1, adversaries=("forger", "lazy"), malicious=0.6)
     assert any(complaint.startswith("drawn_forgeries_are_rejected") for complaint in simulate(plan).complaints)
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.entries import NodeStatus, Outcome, RunStatus
+from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.messages import NodeActivity
 from support.core_network import SECOND_MS, Scene
-from support.ledger_network import BOND, DAY_MS, HOUR_MS, MINUTE_MS, RUN, STAKE, TERMS, digest
+from support.ledger_network import BOND, DAY_MS, HOUR_MS, MINUTE_MS, RUN, STAKE, TERMS, digest, make_commitment
 
 WORKERS = ("ann", "bob", "cat", "dan", "eve")
 SPANS_MS = (0, 1, *[SECOND_MS] * 12, *[10 * SECOND_MS] * 6, MINUTE_MS, MINUTE_MS, TERMS.verdict_ms, HOUR_MS)
@@ -33,10 +33,13 @@ class CoreMob:
             lag_max=pick([0, 1, 2]),
             audit_probation=pick([0, 3, 1000]),
         )
+        self.scene.world.register("inspector", Role.RELAY)
         self.cheaters = {name for name in WORKERS if self.dice.random() < 0.3}
         self.liars = {name for name in self.scene.world.keys if name.startswith("val") and self.dice.random() < 0.2}
         self.silent = {name for name in self.scene.world.keys if name.startswith("val") and self.dice.random() < 0.2}
         self.bad: set[Digest] = set()
+        self.verdicts: dict[tuple[str, Digest], e.VerdictGiven] = {}
+        """Committed and not given."""
         self.sent: list[tuple[str, Any]] = []
         self.restarts = 0
 
@@ -57,6 +60,7 @@ class CoreMob:
             (2, self.end_lease),
             (5, self.appeal),
             (2, self.inspect),
+            (2, self.rule),
             (2, self.manage_node),
             (1, self.manage_run),
             (2, self.manage_stake),
@@ -101,12 +105,20 @@ class CoreMob:
         """Somebody who was drawn speaks, or is silent."""
         scene = self.scene
         asked = [name for name in scene.world.names.values() if scene.core.audits.tasks(scene.node(name))]
-        if not asked or (name := self.dice.choice(asked)) in self.silent:
+        bound = sorted({name for name, _ in self.verdicts})
+        if not asked + bound or (name := self.dice.choice(asked + bound)) in self.silent:
             return
+        for submission in scene.core.audits.list_reveals(scene.node(name), RUN, scene.world.now_ms):
+            self.send(name, self.verdicts[(name, submission)])  # kept: a kill may lose it
         for task in scene.core.audits.tasks(scene.node(name)):
             truth = Outcome.FRAUDULENT if task.submission in self.bad else Outcome.ACCEPT
             found = self.dice.choice(list(Outcome)) if name in self.liars else truth
-            self.send(name, scene.world.opinion(name, task.submission, found))
+            verdict = scene.world.opinion(name, task.submission, found)
+            if task.commit:
+                self.verdicts[(name, task.submission)] = verdict
+                self.send(name, make_commitment(verdict))
+            else:
+                self.send(name, verdict)
 
     def publish(self) -> None:
         accepted = [
@@ -145,6 +157,14 @@ class CoreMob:
             reader = dice.choice(readers)
             looks = dice.choice([world.looks(reader, name), digest("other looks")])
             self.send("inspector", world.inspection(name, {reader: looks}))
+
+    def rule(self) -> None:
+        """The inspector decides what validators could not."""
+        for task in self.scene.core.inspections.list_rulings(self.scene.node("inspector")):
+            outcome, evidence = self.dice.choice(list(Outcome)), digest("what the inspector saw")
+            self.send(
+                "inspector", e.RulingGiven(submission=task.submission, outcome=outcome, evidence=evidence, reason="")
+            )
 
     def manage_node(self) -> None:
         name = self.dice.choice([*WORKERS, *(f"val-{number}" for number in range(7))])

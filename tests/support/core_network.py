@@ -3,20 +3,30 @@
 What the core writes is drained as the server would, so `restart` finds on disk exactly what was decided.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from prime_coordinator.core import Core
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.ledger.randomness_chain import sign_round
 from prime_protocol.ledger.replay import replay
 from prime_protocol.ledger.state import LedgerState, RunState, SubmissionState
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import open_envelope
-from prime_protocol.wire.ids import Digest, NodeId, Step
-from prime_protocol.wire.messages import EntryReply, Heartbeat, HeartbeatReply, LeaseReply, LeaseRequest, NodeActivity
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
+from prime_protocol.wire.messages import (
+    Cosigned,
+    EntryReply,
+    Heartbeat,
+    HeartbeatReply,
+    LeaseReply,
+    LeaseRequest,
+    NodeActivity,
+)
 from prime_protocol.wire.typed_data import compute_receipt_id
-from support.ledger_network import BOND, NETWORK, RUN, STAKE, World, digest
+from support.ledger_network import BOND, CHAIN, CHAIN_SECRET, NETWORK, RUN, STAKE, World, digest
 
 SECOND_MS = 1_000
 Opinion = Callable[[str, Digest], Outcome | None]
@@ -32,6 +42,10 @@ class Scene:
 
     def __init__(self, world: World, inspect_share: int = 0) -> None:
         self.world = world
+        self.is_source_down = False
+        """No round of the randomness chain comes out."""
+        self.silent_witnesses: frozenset[str] = frozenset()
+        """Validators that cosign no head."""
         self.inspect_share = inspect_share
         self.core = self._make()
 
@@ -78,6 +92,23 @@ class Scene:
     def tick(self, wait_ms: int = 0) -> None:
         self.world.wait(wait_ms)
         self.core.tick(self.world.now_ms)
+        self.record_rounds()
+
+    def record_rounds(self) -> None:
+        """The rounds that are waited for come out at once, cosigned by every validator that is asked."""
+        while self.state.pending_rounds and not self.is_source_down:
+            number, pending = next(iter(self.state.pending_rounds.items()))
+            # The chain's round of the next whole second is told early, so that no test has to wait for it.
+            now_ms = max(self.world.now_ms, CHAIN.round_time_ms(number))
+            asked = {node for each in pending.witnesses.values() for node in each}
+            for node in sorted(asked - {self.world.id(name) for name in self.silent_witnesses}):
+                made = self.world.cosign(self.world.names[node])
+                self.core.witnesses.record(
+                    node, Cosigned(head_size=pending.head_size, time_s=made.time_s, signature=made.signature)
+                )
+            self.world.now_ms = now_ms
+            self.core.record_round(number, sign_round(CHAIN_SECRET, number), now_ms)
+            self.core.tick(now_ms)
 
     def send(self, name: str, entry: Any, group: str = "192.0.2") -> EntryReply:
         world = self.world
@@ -89,14 +120,24 @@ class Scene:
     def order(self, entry: Any, run: Any = RUN) -> None:
         self.core.append_operator_entry(entry, run, self.world.now_ms)
 
-    def beat(self, name: str, activity: NodeActivity = NodeActivity.IDLE) -> HeartbeatReply:
-        beat = Heartbeat(activity=activity, checkpoint_step=max(-1, self.run.latest), head_size=0)
-        return self.core.handle_heartbeat(self.world.id(name), RUN, beat, self.world.now_ms)
+    @contextmanager
+    def within(self, run: RunId) -> Iterator[None]:
+        """Everything inside is about this run."""
+        before, self.world.run_name = self.world.run_name, run
+        try:
+            yield
+        finally:
+            self.world.run_name = before
+
+    def beat(self, name: str, activity: NodeActivity = NodeActivity.IDLE, updates_seen: int = 0) -> HeartbeatReply:
+        step = max(-1, self.run.latest)
+        beat = Heartbeat(activity=activity, checkpoint_step=step, head_size=0, updates_seen=updates_seen)
+        return self.core.handle_heartbeat(self.world.id(name), self.world.run_name, beat, self.world.now_ms)
 
     def ask(self, name: str, tokens_per_s: int = 100, checkpoint_step: int | None = None) -> LeaseReply:
         step = max(0, self.run.latest) if checkpoint_step is None else checkpoint_step
         request = LeaseRequest(checkpoint_step=step, tokens_per_s=tokens_per_s)
-        return self.core.request_lease(self.world.id(name), RUN, request, self.world.now_ms)
+        return self.core.request_lease(self.world.id(name), self.world.run_name, request, self.world.now_ms)
 
     def lease(self, name: str, **request: Any) -> e.LeaseGranted:
         reply = self.ask(name, **request)
@@ -123,7 +164,7 @@ class Scene:
 
     def join(self, name: str, *roles: Role) -> None:
         """Register, get a balance and stake it."""
-        self.send(name, e.NodeRegistered(roles=tuple(sorted(roles)), hardware="a laptop"))
+        self.send(name, self.world.registration(name, *roles))
         reference = digest(f"deposit {self.state.size}")
         self.order(e.Deposited(account=self.node(name), amount_nano=STAKE + BOND, reference=reference), None)
         self.send(name, e.Staked(node=self.node(name), amount_nano=STAKE))
@@ -134,7 +175,14 @@ class Scene:
         return [self.world.names[node] for node in rounds[number].validators] if rounds else []
 
     def say(self, validator: str, name: Digest, outcome: Outcome) -> None:
-        self.send(validator, self.world.opinion(validator, name, outcome))
+        self.give(self.world.opinion(validator, name, outcome))
+
+    def give(self, *verdicts: e.VerdictGiven) -> None:
+        """Verdicts of one round, all committed first."""
+        for validator, entry in self.world.commitments(*verdicts):
+            self.send(validator, entry)
+        for verdict in verdicts:
+            self.send(self.world.names[verdict.receipt.validator], verdict)
 
     def judge(self, name: Digest, opinion: Opinion | None = None) -> None:
         """Draw, let everybody who was drawn speak, and act on it; round after round where everybody accepts."""
@@ -144,10 +192,8 @@ class Scene:
 
     def _hold_round(self, name: Digest, opinion: Opinion) -> None:
         self.tick(2 * SECOND_MS)
-        for validator in self.drawn(name):
-            outcome = opinion(validator, name)
-            if outcome is not None:
-                self.say(validator, name, outcome)
+        found = {validator: opinion(validator, name) for validator in self.drawn(name)}
+        self.give(*[self.world.opinion(each, name, outcome) for each, outcome in found.items() if outcome is not None])
         self.tick(SECOND_MS)
 
     def told(self, name: str) -> list[Digest]:

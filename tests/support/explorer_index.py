@@ -14,7 +14,7 @@ from prime_protocol.ledger.replay import Ledger
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
-from support.ledger_network import DAY_MS, NETWORK, World
+from support.ledger_network import DAY_MS, NETWORK, RANDOMNESS, World
 from support.log_store import LOG_KEY, VERIFIER
 from support.mirrors import write_mirror
 
@@ -24,7 +24,7 @@ class KeyedWorld(World):
 
     def create_network(self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED_DOMAIN) -> None:
         at = {"chain_id": domain.chain_id, "contract": domain.contract}
-        self.coordinate(e.NetworkCreated(log_key=str(VERIFIER), **at, unbonding_ms=unbonding_ms))
+        self.coordinate(e.NetworkCreated(log_key=str(VERIFIER), **at, unbonding_ms=unbonding_ms, **RANDOMNESS))
 
     @classmethod
     def begun(cls, *, workers: Sequence[str] = ("ann", "bob"), validators: int = 9, **terms: Any) -> "KeyedWorld":

@@ -5,6 +5,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from prime_protocol.gossip.accusation import Accusation, BrokenRule
 from prime_protocol.gossip.guard import GossipGuard, ValidationResult
 from prime_protocol.gossip.messages import (
     CheckpointAnnounced,
@@ -17,6 +18,7 @@ from prime_protocol.gossip.messages import (
     get_topic,
     seal_gossip,
 )
+from prime_protocol.log.merkle import compute_leaf_hash
 from prime_protocol.log.tree_head import TreeHead, sign_tree_head
 from prime_protocol.weights.manifest import ManifestKind
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
@@ -61,11 +63,25 @@ def serving(slots_free: int = 4, **changed: Any) -> ServingRecord:
     return replace(record, **changed)
 
 
+def accusation(leaf: bytes = b"no entry") -> Accusation:
+    """Of the only entry of a log."""
+    leaf_hash = compute_leaf_hash(leaf)
+    return Accusation(
+        note=sign_tree_head(TreeHead("prime.example/log", 1, leaf_hash), LOG),
+        index=0,
+        leaf_hash=leaf_hash,
+        leaf=leaf,
+        proof=(),
+        rule=BrokenRule.LEDGER,
+        problem="is no entry",
+    )
+
+
 def head_seen(size: int = 9) -> HeadSeen:
     return HeadSeen(note=sign_tree_head(TreeHead("prime.example/log", size, Digest(b"t" * 32)), LOG))
 
 
-def card(key: WalletKey, *hosts: str) -> PeerRecord:
+def peer_record(key: WalletKey, *hosts: str) -> PeerRecord:
     return PeerRecord(
         addresses=tuple(f"{host}/p2p/{key.peer_id()}" for host in hosts or ("/ip4/203.0.113.9/tcp/4001",))
     )

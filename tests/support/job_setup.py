@@ -64,6 +64,7 @@ def grant(lease: int = 0, slots: int = 1) -> LeaseGranted:
         lease=lease,
         node=KEY.node,
         step=Step(0),
+        checkpoint_step=Step(0),
         first_slot=Slot(2),
         slots=slots,
         deadline_ms=FOREVER_MS,

@@ -12,10 +12,10 @@ from functools import partial
 from types import UnionType
 from typing import Annotated, Any, NewType, get_args, get_origin, get_type_hints
 
-from prime_protocol.constants import LEASE_MS_MAX, READ_PROOF_BYTES
+from prime_protocol.constants import LEASE_MS_MAX, READ_PROOF_BYTES, REVEAL_MS
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, decide_outcome
+from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, tally_outcome
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.funds import StakeKey
 from prime_protocol.ledger.replay import ENTRY_RULES, EntryAuthor
@@ -24,7 +24,20 @@ from prime_protocol.ledger.terms import RunTerms, SlashDestination
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step, Ticker
 from prime_protocol.wire.signing import Signature
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Delegation, SubmissionReceipt, VerdictReceipt
-from support.ledger_network import BOND, DAY_MS, HOUR_MS, NETWORK, ON_CHAIN, RUN, SLASH, STAKE, TERMS, World, digest
+from support.ledger_network import (
+    BOND,
+    DAY_MS,
+    HOUR_MS,
+    NETWORK,
+    ON_CHAIN,
+    RUN,
+    SLASH,
+    STAKE,
+    TERMS,
+    World,
+    digest,
+    make_commitment,
+)
 
 WORKERS = ["ann", "bob", "cat", "key"]
 PEOPLE = ["coordinator", "trainer", "inspector", "sponsor", *WORKERS, "owner", *(f"val-{n}" for n in range(7))]
@@ -40,6 +53,8 @@ class Mob:
         self.dice = random.Random(seed)
         self.honesty = self.dice.choice([0.5, 0.8, 0.95])
         """Share of verdicts that say what the validator saw."""
+        self.verdicts: dict[tuple[str, Digest], e.VerdictGiven] = {}
+        """What each validator that was drawn has found."""
 
     def act(self) -> None:
         """One honest step, one forged entry, or a while of nothing. Raises what the ledger refuses."""
@@ -103,7 +118,9 @@ class Mob:
     def further(self, name: Digest) -> None:
         """The next step in the life of a submission."""
         world, run, submission = self.world, self.world.run, self.world.submission(name)
-        if name in run.slashes:
+        if submission.rounds and self.dice.random() < 0.1:
+            world.rule(name, self.dice.choice(list(Outcome)), by=self.dice.choice(INSPECTORS))
+        elif name in run.slashes:
             self.further_slash(name)
         elif submission.outcome is not None and self.dice.random() < 0.1:
             self.inspect(name)
@@ -127,30 +144,37 @@ class Mob:
             self.dice.choice([world.execute, world.overturn, self.judge, self.judge, self.judge])(name)
 
     def judge(self, name: Digest) -> None:
-        """A verdict of somebody who was drawn and has not spoken; a draw where all have."""
+        """A commitment or a verdict of somebody who was drawn and has not spoken; a draw where all have."""
         world, submission = self.world, self.world.submission(name)
         last = submission.rounds[-1] if submission.rounds else None
         silent = [node for node in last.validators if node not in last.verdicts] if last else []
-        if silent and self.dice.random() < 0.9:
-            validator = world.names[self.dice.choice(silent)]
-            guilty = digest(f"is {name} good?")[0] < 128
-            truth = Outcome.FRAUDULENT if guilty else Outcome.ACCEPT
-            found = truth if self.dice.random() < self.honesty else self.dice.choice(list(Outcome))
-            looks = world.looks(validator, name) if self.dice.random() < self.honesty else self.guess_looks()
-            world.write(validator, world.opinion(validator, name, found, looks=looks))
-        elif submission.head is None:
+        if last and silent and self.dice.random() < 0.9:
+            waiting = [node for node in silent if node not in last.commitments] if last.is_committed_first else []
+            is_hasty = self.dice.random() < 0.1
+            validator = world.names[self.dice.choice(silent if is_hasty or not waiting else waiting)]
+            verdict = self.verdicts.setdefault((validator, name), self.make_verdict(validator, name))
+            world.write(validator, verdict if is_hasty or not waiting else make_commitment(verdict))
+        elif submission.randomness is None:
             world.note_head()
         else:
             drawn = compute_draw(world.state, world.run, name, world.now_ms) or ()
-            number, size = len(submission.rounds), submission.head[0]
-            world.coordinate(e.AuditDrawn(submission=name, round=number, head_size=size, validators=drawn))
+            number, source = len(submission.rounds), submission.randomness[0]
+            world.coordinate(e.AuditDrawn(submission=name, round=number, randomness_round=source, validators=drawn))
+
+    def make_verdict(self, validator: str, name: Digest) -> e.VerdictGiven:
+        """What somebody who was drawn finds."""
+        world, guilty = self.world, digest(f"is {name} good?")[0] < 128
+        truth = Outcome.FRAUDULENT if guilty else Outcome.ACCEPT
+        found = truth if self.dice.random() < self.honesty else self.dice.choice(list(Outcome))
+        looks = world.looks(validator, name) if self.dice.random() < self.honesty else self.guess_looks()
+        return world.opinion(validator, name, found, looks=looks)
 
     def score(self, name: Digest) -> None:
         submission = self.world.submission(name)
         spoken = {node: outcome for each in submission.rounds for node, outcome in each.verdicts.items()}
         overruled = [node for node, outcome in spoken.items() if outcome is not submission.judged]
         validator = self.dice.choice(overruled or list(spoken))
-        self.world.coordinate(e.ValidatorScored(validator=validator, submission=name))
+        self.world.score(self.world.names[validator], name)
 
     def guess_looks(self) -> bytes:
         """Of who has not read the file: none, or some that are made up."""
@@ -297,19 +321,20 @@ def end_submission(world: World, name: Digest) -> None:
     """Settle it, credit it or carry out its slash, without any further verdict."""
     run, submission = world.run, world.submission(name)
     world.note_head()
-    world.wait(TERMS.verdict_ms)
+    world.wait(TERMS.verdict_ms + REVEAL_MS)
     if submission.outcome is None:
-        if not submission.rounds and compute_draw(world.state, run, name, world.now_ms) is not None:
-            world.draw(name)
-            world.wait(TERMS.verdict_ms)
+        while compute_settled_outcome(world.state, run, name, world.now_ms) is None:
+            world.note_head()
+            if compute_draw(world.state, run, name, world.now_ms) is not None:
+                world.draw(name)
+            world.wait(2 * TERMS.verdict_ms + REVEAL_MS)  # for verdicts, or for an inspector
         world.settle(name)
     if submission.outcome is Outcome.FRAUDULENT and not submission.slashed:
         world.propose(name)
     if name in run.slashes:
-        world.wait(max(run.get_terms(submission).appeal_ms, TERMS.judgement_ms))
+        world.wait(max(run.get_terms(submission).appeal_ms, run.get_terms(submission).long_stop_ms))
         slash = run.slashes[name]
-        rounds = submission.rounds[slash.rounds_before :]
-        failed = decide_outcome(rounds, run.get_terms(submission).quorum) is Outcome.FRAUDULENT
+        failed = tally_outcome(world.state, run, name, world.now_ms) is Outcome.FRAUDULENT
         end = world.execute if slash.appealed_at_ms is None or failed else world.overturn
         end(name)
     if submission.outcome is Outcome.ACCEPT and run.steps[submission.step].credited.isdisjoint(submission.slots):
@@ -327,6 +352,7 @@ def crowd(seed: int) -> tuple[World, Mob]:
         inspectors=tuple(map(World().id, INSPECTORS)),
     )
     world.join("key", Role.WORKER, owner="owner")
+    world.register("inspector", Role.RELAY)
     for name in PEOPLE:
         world.key(name)
     return world, Mob(world, seed)

@@ -16,14 +16,18 @@ from typing import Any
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, tally_outcome
-from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, FindingUpheld, Outcome, Role
+from prime_protocol.ledger.randomness_chain import make_own_chain, sign_round
 from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, Ledger
 from prime_protocol.ledger.rewards import compute_submission_units
+from prime_protocol.ledger.slashes import compute_penalty_nano
 from prime_protocol.ledger.state import LedgerState, RunState, SubmissionState
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, derive_witness_key, encode_cosigned_message
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.envelope import seal_envelope
-from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Slot, Step
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Slot, Step, hash_bytes
+from prime_protocol.wire.messages import AccountStatus
 from prime_protocol.wire.signing import Signature, WalletKey
 from prime_protocol.wire.typed_data import (
     EMBEDDED_DOMAIN,
@@ -40,8 +44,13 @@ MINUTE_MS, HOUR_MS, DAY_MS = 60_000, 3_600_000, 86_400_000
 START_MS = 1_800_000_000_000
 TOKEN = 10**9
 STAKE, SLASH, BOND, BUDGET = 100 * TOKEN, 60 * TOKEN, 5 * TOKEN, 12 * TOKEN
+PENALTY = 10 * TOKEN
 ON_CHAIN = Domain(31337, NodeId(b"court at 0x" + bytes(9)))
 """Of a network that settles on a chain; the contract is its court."""
+CHAIN_SECRET = sha256(b"the network's own randomness").digest()
+CHAIN = make_own_chain(CHAIN_SECRET, NETWORK, genesis_s=START_MS // 1000 - 3600, period_s=1)
+RANDOMNESS: dict[str, Any] = {"randomness": CHAIN, "draw_margin_ms": 0}
+"""What a network's first entry says of its randomness."""
 VALIDATORS = tuple(f"val-{number}" for number in range(9))
 
 TERMS = RunTerms(
@@ -60,8 +69,10 @@ TERMS = RunTerms(
     audit_probation=1000,
     audit_floor=500,
     verdict_ms=10 * MINUTE_MS,
+    read_us_per_token=0,
     appeal_ms=2 * HOUR_MS,
     judgement_ms=HOUR_MS,
+    long_stop_ms=5 * HOUR_MS,
     stake_min_nano=STAKE,
     slash_nano=SLASH,
     appeal_bond_nano=BOND,
@@ -70,6 +81,17 @@ TERMS = RunTerms(
     audit_share=2500,
     units_per_token=10**9,
     units_per_context_token=0,
+    vesting_ms=0,
+)
+ACCOUNT = AccountStatus(
+    eligibility="ready",
+    is_eligible=True,
+    remedy="",
+    stake_nano=100,
+    stake_min_nano=100,
+    balance_nano=0,
+    earned_nano=0,
+    fraudulent=0,
 )
 
 
@@ -79,6 +101,19 @@ STARTED: dict[str, "World"] = {}
 
 def digest(text: str) -> Digest:
     return Digest(sha256(text.encode()).digest())
+
+
+def make_commitment(verdict: e.VerdictGiven) -> e.VerdictCommitted:
+    return e.VerdictCommitted(submission=verdict.receipt.submission, commitment=hash_bytes(encode(verdict)))
+
+
+def make_registration(
+    key: WalletKey, *roles: Role, hardware: str = "a laptop", runs: tuple[RunId, ...] = (RUN,)
+) -> e.NodeRegistered:
+    """What a node says of itself; a validator serves the run and can cosign heads."""
+    witness_key = derive_witness_key(key).public_key().public_bytes_raw()
+    served: dict[str, Any] = {"runs": runs, "witness_key": witness_key} if Role.VALIDATOR in roles else {}
+    return e.NodeRegistered(roles=tuple(sorted(roles)), hardware=hardware, **served)
 
 
 class World:
@@ -91,6 +126,10 @@ class World:
         self.keys: dict[str, WalletKey] = {}
         self.names: dict[NodeId, str] = {}
         self.sequences: Counter[str] = Counter()
+        self.run_name = RUN
+        """The run that everything here is about, unless it is said otherwise."""
+        self.runs_served: tuple[RunId, ...] = (RUN,)
+        """Whose audits a validator takes that registers now."""
 
     def fork(self) -> "World":
         """Another world with the same past."""
@@ -138,7 +177,7 @@ class World:
 
     @property
     def run(self) -> RunState:
-        return self.state.runs[RUN]
+        return self.state.runs[self.run_name]
 
     def key(self, name: str) -> WalletKey:
         if name not in self.keys:
@@ -184,7 +223,7 @@ class World:
         """A leaf by this author. `run` and further fields of the letter replace the honest ones."""
         self.sequences[author] += 1
         if run == "as the rule says":
-            run = RUN if ENTRY_RULES[type(entry)].scope is EntryScope.RUN else None
+            run = self.run_name if ENTRY_RULES[type(entry)].scope is EntryScope.RUN else None
         honest: dict[str, Any] = {
             "kind": type(entry).__name__,
             "body": encode(entry),
@@ -210,7 +249,7 @@ class World:
 
     def create_network(self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED_DOMAIN) -> None:
         at = {"chain_id": domain.chain_id, "contract": domain.contract}
-        self.coordinate(e.NetworkCreated(log_key="key", **at, unbonding_ms=unbonding_ms))
+        self.coordinate(e.NetworkCreated(log_key="key", **at, unbonding_ms=unbonding_ms, **RANDOMNESS))
 
     def deposit(self, name: str, amount_nano: int, run: RunId | None = None) -> None:
         self.take_in(self.id(name), amount_nano, run)
@@ -222,17 +261,20 @@ class World:
     def fund(self, name: str, amount_nano: int) -> None:
         """The run, with value that comes in for it: over the chain where the pool is there."""
         if self.state.domain != EMBEDDED_DOMAIN:
-            self.deposit(name, amount_nano, RUN)
+            self.deposit(name, amount_nano, self.run_name)
             return
         self.deposit(name, amount_nano)
         self.write(name, e.RunFunded(amount_nano=amount_nano))
 
     def forfeit(self, amount_nano: int) -> None:
         """The court brings slashed stake into the run's pool on the chain."""
-        self.take_in(self.state.domain.contract, amount_nano, RUN)
+        self.take_in(self.state.domain.contract, amount_nano, self.run_name)
 
     def register(self, name: str, *roles: Role) -> None:
-        self.write(name, e.NodeRegistered(roles=tuple(sorted(roles)), hardware="a laptop"))
+        self.write(name, self.registration(name, *roles))
+
+    def registration(self, name: str, *roles: Role) -> e.NodeRegistered:
+        return make_registration(self.key(name), *roles, runs=self.runs_served)
 
     def join(self, name: str, *roles: Role, owner: str | None = None, stake_nano: int = STAKE) -> None:
         """Register and stake, with a balance left for a bond; for an owner where one is named."""
@@ -287,7 +329,34 @@ class World:
         self.write("trainer", e.StepMeasured(step=Step(step), metrics=numbers))
 
     def note_head(self) -> None:
+        """A head and the round that it waits for, with every validator's cosignature."""
         self.coordinate(e.HeadNoted(root=self.state.frontier.root()))
+        while self.state.pending_rounds:
+            self.record_round()
+
+    def record_round(self, *silent: str) -> None:
+        """The oldest round that is waited for, cosigned by all that were asked but these."""
+        number = next(iter(self.state.pending_rounds))
+        self.now_ms = max(self.now_ms, CHAIN.round_time_ms(number))
+        self.coordinate(self.make_round(*silent))
+
+    def make_round(self, *silent: str) -> e.RoundRecorded:
+        number, pending = next(iter(self.state.pending_rounds.items()))
+        asked = sorted({node for each in pending.witnesses.values() for node in each})
+        cosignatures = tuple(self.cosign(self.names[node]) for node in asked if self.names[node] not in silent)
+        return e.RoundRecorded(round=number, signature=sign_round(CHAIN_SECRET, number), cosignatures=cosignatures)
+
+    def cosign(self, name: str, time_s: int | None = None) -> e.HeadCosignature:
+        """A validator's cosignature of the oldest head that waits for a round, made a second before the round."""
+        number, pending = next(iter(self.state.pending_rounds.items()))
+        made_s = CHAIN.round_time_ms(number) // 1000 - 1 if time_s is None else time_s
+        return self.cosign_size(name, pending.head_size, made_s)
+
+    def cosign_size(self, name: str, size: int, time_s: int) -> e.HeadCosignature:
+        """A validator's cosignature of a noted head."""
+        head = TreeHead(ORIGIN_PREFIX + NETWORK, size, self.state.noted_heads[size])
+        signature = derive_witness_key(self.key(name)).sign(encode_cosigned_message(head.text, time_s))
+        return e.HeadCosignature(witness=self.id(name), head_size=size, time_s=time_s, signature=signature)
 
     def lease(self, node: str, first_slot: int = 0, slots: int = 1, **changes: Any) -> int:
         """Slots of the latest step for an hour; the number of the lease."""
@@ -295,6 +364,7 @@ class World:
             lease=self.run.lease_next,
             node=self.id(node),
             step=Step(self.run.latest),
+            checkpoint_step=changes.get("step", Step(self.run.latest)),
             first_slot=Slot(first_slot),
             slots=slots,
             deadline_ms=self.now_ms + HOUR_MS,
@@ -308,11 +378,11 @@ class World:
         held = self.run.leases[lease]
         honest: dict[str, Any] = {
             "network": NETWORK,
-            "run": RUN,
+            "run": self.run_name,
             "step": held.step,
             "lease": lease,
             "node": held.node,
-            "checkpoint_root": self.run.checkpoints[held.step].root,
+            "checkpoint_root": self.run.checkpoints[held.checkpoint_step].root,
             "file_digest": digest(f"file {lease}"),
             "rollout_root": digest(f"rows {lease}"),
         }
@@ -344,12 +414,11 @@ class World:
         """A head and the next round; who was drawn."""
         self.note_head()
         submission = self.submission(name)
-        assert submission.head is not None
+        assert submission.randomness is not None
         drawn = compute_draw(self.state, self.run, name, self.now_ms)
         assert drawn is not None, "too few validators"
-        entry = e.AuditDrawn(
-            submission=name, round=len(submission.rounds), head_size=submission.head[0], validators=drawn
-        )
+        number = submission.randomness[0]
+        entry = e.AuditDrawn(submission=name, round=len(submission.rounds), randomness_round=number, validators=drawn)
         self.coordinate(entry)
         return [self.names[node] for node in drawn]
 
@@ -358,12 +427,20 @@ class World:
         return digest(f"looks of {validator} at {name}")
 
     def opinion(
-        self, validator: str, name: Digest, outcome: Outcome, /, *, looks: bytes | None = None, **receipt: Any
+        self,
+        validator: str,
+        name: Digest,
+        outcome: Outcome,
+        /,
+        *,
+        looks: bytes | None = None,
+        bets: tuple[int, ...] = (),
+        **receipt: Any,
     ) -> e.VerdictGiven:
         """Its verdict, with the looks of who has read the file unless others are given."""
         honest: dict[str, Any] = {
             "network": NETWORK,
-            "run": RUN,
+            "run": self.run_name,
             "submission": name,
             "validator": self.id(validator),
             "outcome": e.OUTCOME_NUMBER[outcome],
@@ -379,21 +456,42 @@ class World:
             reason="",
             metrics=metrics,
             read_proof=self.looks(validator, name) if looks is None else looks,
+            bets=bets,
         )
 
     def judge(self, name: Digest, *outcomes: Outcome) -> list[str]:
         """Draw a round, and the first of the drawn give these verdicts, in order; who was drawn."""
         drawn = self.draw(name)
-        for validator, outcome in zip(drawn, outcomes, strict=False):
-            self.write(validator, self.opinion(validator, name, outcome))
+        self.give(*[self.opinion(each, name, outcome) for each, outcome in zip(drawn, outcomes, strict=False)])
         return drawn
 
-    def agree(self, name: Digest, outcome: Outcome, *, is_drawn: bool = False) -> None:
+    def give(self, *verdicts: e.VerdictGiven) -> None:
+        """Verdicts of one round, all committed first."""
+        self.commit(*verdicts)
+        for verdict in verdicts:
+            self.write(self.names[verdict.receipt.validator], verdict)
+
+    def commit(self, *verdicts: e.VerdictGiven) -> None:
+        for validator, entry in self.commitments(*verdicts):
+            self.write(validator, entry)
+
+    def commitments(self, *verdicts: e.VerdictGiven) -> list[tuple[str, e.VerdictCommitted]]:
+        """Of everybody in the round of these verdicts that has not committed; the others find what the first does."""
+        if not verdicts:
+            return []
+        name = verdicts[0].receipt.submission
+        last = self.submission(name).rounds[-1]
+        given = {verdict.receipt.validator: verdict for verdict in verdicts}
+        waiting = [node for node in last.validators if last.is_committed_first and node not in last.commitments]
+        found = {node: given.get(node) or self.opinion(self.names[node], name, verdicts[0].outcome) for node in waiting}
+        return [(self.names[node], make_commitment(verdict)) for node, verdict in found.items()]
+
+    def agree(self, name: Digest, outcome: Outcome, *, is_drawn: bool = False, bets: tuple[int, ...] = ()) -> None:
         """Round after round finds the same, until that decides; the first may be drawn already."""
         while tally_outcome(self.state, self.run, name, self.now_ms) is not outcome:
             last = self.submission(name).rounds[-1].validators if is_drawn else ()
-            for validator in [self.names[node] for node in last] or self.draw(name):
-                self.write(validator, self.opinion(validator, name, outcome))
+            drawn = [self.names[node] for node in last] or self.draw(name)
+            self.give(*[self.opinion(validator, name, outcome, bets=bets) for validator in drawn])
             is_drawn = False
 
     def readers(self, name: Digest) -> list[str]:
@@ -430,12 +528,26 @@ class World:
         self.coordinate(e.Settled(submission=name, outcome=outcome))
         return outcome
 
-    def settled(self, node: str, outcome: Outcome, first_slot: int = 0, slots: int = 1) -> Digest:
+    def settled(
+        self, node: str, outcome: Outcome, first_slot: int = 0, slots: int = 1, bets: tuple[int, ...] = ()
+    ) -> Digest:
         """A whole submission, judged by validators who agree."""
         name = self.submit(self.lease(node, first_slot, slots))
-        self.agree(name, outcome)
+        self.agree(name, outcome, bets=bets)
         assert self.settle(name) is outcome
         return name
+
+    def rule(self, name: Digest, outcome: Outcome, by: str = "inspector") -> None:
+        """An inspector decides what validators could not."""
+        evidence = digest(f"evidence of {by}")
+        self.write(by, e.RulingGiven(submission=name, outcome=outcome, evidence=evidence, reason=""))
+
+    def score(self, validator: str, name: Digest) -> int:
+        """Score a validator whose verdict did not stand; the stake that it loses."""
+        penalty_nano = compute_penalty_nano(self.state, self.run, self.submission(name), self.id(validator))
+        entry = e.ValidatorScored(validator=self.id(validator), submission=name, penalty_nano=penalty_nano)
+        self.coordinate(entry)
+        return penalty_nano
 
     # --- Punishment -------------------------------------------------------------------------------------------------
 
@@ -454,6 +566,15 @@ class World:
 
     def overturn(self, name: Digest) -> None:
         self.coordinate(e.SlashOverturned(submission=name))
+
+    def file_finding(self, author: str, name: Digest) -> None:
+        self.write(author, FindingFiled(submission=name, evidence=digest("bundle"), reason="not the run's model"))
+
+    def uphold(self, name: Digest) -> None:
+        self.coordinate(FindingUpheld(submission=name))
+
+    def dismiss(self, name: Digest) -> None:
+        self.coordinate(FindingDismissed(submission=name))
 
     def convicted(self, node: str, first_slot: int = 0) -> Digest:
         """A submission found fraudulent by all, and the slash proposed."""

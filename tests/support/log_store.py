@@ -8,15 +8,15 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prime_coordinator.config import LogWriterConfig
 from prime_coordinator.log.replay import recover_ledger
 from prime_coordinator.log.store import LogStore
+from prime_coordinator.log.tree import LogTree
 from prime_coordinator.log.writer import LogWriter
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Role
 from prime_protocol.ledger.replay import Ledger
-from prime_protocol.log.merkle import MerkleTree
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey
 from prime_protocol.wire.ids import NodeId
 from prime_runtime.clock import SystemClock
-from support.ledger_network import NETWORK, World
+from support.ledger_network import NETWORK, RANDOMNESS, World
 
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
 VERIFIER = VerifierKey.of(ORIGIN_PREFIX + NETWORK, LOG_KEY)
@@ -24,12 +24,17 @@ VERIFIER = VerifierKey.of(ORIGIN_PREFIX + NETWORK, LOG_KEY)
 
 def make_leaves(count: int) -> list[bytes]:
     """A log that names our key."""
+    return make_world(count).leaves
+
+
+def make_world(count: int) -> World:
+    """Its log has that many entries and names our key."""
     world = World()
     zeros = NodeId(bytes(20))
-    world.coordinate(e.NetworkCreated(log_key=str(VERIFIER), chain_id=0, contract=zeros, unbonding_ms=0))
+    world.coordinate(e.NetworkCreated(log_key=str(VERIFIER), chain_id=0, contract=zeros, unbonding_ms=0, **RANDOMNESS))
     for number in range(count - 1):
-        world.register(f"node-{number % 9}", Role.WORKER)
-    return world.leaves
+        world.register(f"node-{number}", Role.WORKER)
+    return world
 
 
 @dataclass
@@ -42,7 +47,7 @@ class Rig:
     mirror: Path
 
 
-def make_rig(store: LogStore, mirror: Path, tree: MerkleTree | None = None, **settings: int) -> Rig:
+def make_rig(store: LogStore, mirror: Path, tree: LogTree | None = None, **settings: int) -> Rig:
     shown: list[tuple[bytes, int]] = []
     config = LogWriterConfig(**{"batch_ms": 0, **settings})
     writer = LogWriter(
@@ -50,7 +55,7 @@ def make_rig(store: LogStore, mirror: Path, tree: MerkleTree | None = None, **se
         mirror,
         LOG_KEY,
         NETWORK,
-        tree or MerkleTree(),
+        tree or LogTree(mirror, store.read_blocking),
         clock=SystemClock(),
         config=config,
         on_head=lambda note, size: shown.append((note, size)),
@@ -58,7 +63,6 @@ def make_rig(store: LogStore, mirror: Path, tree: MerkleTree | None = None, **se
     return Rig(store, writer, shown, mirror)
 
 
-async def recovered(rig: Rig, coordinator: NodeId | None = None) -> tuple[Ledger, MerkleTree]:
+async def recovered(rig: Rig, coordinator: NodeId | None = None) -> tuple[Ledger, LogTree]:
     name = coordinator or World().id("coordinator")
-    snapshot = rig.mirror.with_name("state.snapshot")
-    return await recover_ledger(rig.store, rig.mirror, snapshot, network=NETWORK, coordinator=name, log_key=VERIFIER)
+    return await recover_ledger(rig.store, rig.mirror, network=NETWORK, coordinator=name, log_key=VERIFIER)

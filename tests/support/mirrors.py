@@ -3,10 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from prime_coordinator.log.writer import extend_mirror
-from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash
+from prime_coordinator.log.mirror import write_log_copy
 
 
 def write_mirror(folder: Path, leaves: Sequence[bytes], signed_head: bytes) -> None:
-    tree = MerkleTree([compute_leaf_hash(leaf) for leaf in leaves])
-    extend_mirror(folder, tree, lambda start, stop: leaves[start:stop], signed_head, old_size=0, new_size=len(leaves))
+    write_log_copy(folder, lambda start, stop: leaves[start:stop], signed_head, len(leaves))

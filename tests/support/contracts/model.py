@@ -14,6 +14,7 @@ BURNED = "burned"
 OPEN, APPEALED, EXECUTED, REFUNDED = 1, 2, 3, 4
 UNBONDINGS_MAX = 16
 ABANDONED_DELAYS = 4
+DOUBLINGS_MAX = 16
 T = {name: int(value) for name, value in TERMS.items()}
 
 
@@ -52,6 +53,12 @@ class Promise:
     matures_at: int
     head_size: int
     amounts: dict[str, int]
+    voids: int = 0
+
+    @property
+    def statement(self) -> tuple[int, tuple[int, ...]]:
+        """What challenges are about."""
+        return self.head_size, tuple(self.amounts.values())
 
 
 @dataclass
@@ -73,6 +80,10 @@ class Model:
     funded: Counter[str] = field(default_factory=Counter)
     claimed: Counter[str] = field(default_factory=Counter)
     promises: list[Promise] = field(default_factory=list)
+    void: dict[int, Promise] = field(default_factory=dict)
+    """By number, until another root takes the number."""
+    votes: dict[tuple[int, tuple[int, ...]], set[str]] = field(default_factory=dict)
+    """By statement: the owners against it."""
     promised_at: int = 0
     forfeited: int = 0
     abandoned: bool = False
@@ -242,7 +253,8 @@ class Model:
 
     @property
     def is_abandoned(self) -> bool:
-        return self.now >= max(self.created_at, self.promised_at) + ABANDONED_DELAYS * self.delay
+        matured = [each.matures_at for each in self.promises if each.matures_at <= self.now]
+        return self.now >= max([self.created_at, *matured]) + ABANDONED_DELAYS * self.delay
 
     @property
     def promised(self) -> int:
@@ -273,9 +285,31 @@ class Model:
         self.demand(total >= self.promised, "TotalFell")
         self.demand(total - self.promised <= epochs * T["epochBudget"], "OverBudget")
         self.demand(total - self.claimed.total() <= self.balances["pool"], "Insolvent")
-        last = self.promises[-1].matures_at if self.promises else 0
-        self.promises.append(Promise(total, max(last, self.now + T["payoutDelay"]), head_size, dict(amounts)))
+        wanted = Promise(total, 0, head_size, dict(amounts))
+        self.demand(len(self.votes.get(wanted.statement, ())) < T["quorum"], "RootVoid")
+        last = self.promises[-1] if self.promises else Promise(0, 0, 0, {})
+        before = self.void.pop(epoch, None)
+        pending = last.voids if last.matures_at > self.now else 0
+        wanted.voids = min(DOUBLINGS_MAX, max(before.voids + 1 if before else 0, pending))
+        wanted.matures_at = max(last.matures_at, self.now + min(T["payoutDelay"] << wanted.voids, self.delay))
+        self.promises.append(wanted)
         self.promised_at = self.now
+
+    def challenge(self, by: str, node: str, epoch: int, amounts: dict[str, int], anchored_at: int) -> None:
+        self.demand(0 < epoch <= len(self.promises), "EpochUnknown")
+        promise = self.promises[epoch - 1]
+        self.demand(promise.amounts == amounts, "RootDiffers")
+        self.demand(self.now < promise.matures_at, "ChallengeTooLate")
+        position = self.position(node)
+        self.demand(position.slashable >= T["stakeMin"], "JudgeStakeTooSmall")
+        self.demand(position.bound_at <= anchored_at, "JudgeTooNew")
+        self.demand(by in (node, position.owner), "NotChallenger")
+        against = self.votes.setdefault(promise.statement, set())
+        self.demand(position.owner not in against, "OwnerTwice")
+        against.add(str(position.owner))
+        if len(against) >= T["quorum"]:
+            self.void |= {number: self.promises[number - 1] for number in range(epoch, len(self.promises) + 1)}
+            del self.promises[epoch - 1 :]
 
     def claim(self, epoch: int, account: str) -> int:
         self.demand(0 < epoch <= len(self.promises), "EpochUnknown")

@@ -13,24 +13,39 @@ from prime_coordinator.cli.main import main as coordinate
 from prime_coordinator.config import resolve_coordinator_config
 from prime_coordinator.home import CoordinatorHome, load_key
 from prime_node.cli.main import main as node_main
-from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.entries import Role
+from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.keystore import encrypt_key
+from prime_protocol.wire.messages import UploadPurpose
 from prime_protocol.wire.signing import WalletKey
+from prime_protocol.wire.typed_data import compute_receipt_id
 from prime_runtime.chain.contracts import NetworkContracts, find_contracts, run_key
 from prime_runtime.chain.transactions import ChainUnavailable
 from prime_runtime.chain.wallet import Wallet
 from prime_runtime.clock import SystemClock
 from prime_runtime.files import write_private_file
-from support.ledger_network import STAKE, TOKEN
+from support.ledger_network import STAKE, TOKEN, make_registration
 from support.processes.anvil import GAS, Anvil, Holder, anvil
-from support.processes.coordinator import NETWORK, RUN, CoordinatorProcess, Party, create_run, key_of, party, terms
+from support.processes.coordinator import (
+    NETWORK,
+    RUN,
+    CoordinatorProcess,
+    Party,
+    compute_weights_root,
+    create_run,
+    judge_round,
+    key_of,
+    party,
+    terms,
+    until_beacon,
+    until_drawn,
+)
 from support.processes.coordinator_main import PASSWORD
 
 BEAT_S = 0.2
 UNBONDING_S = 200_000
 FUND = 500 * TOKEN
+JUDGES = ("val-1", "val-2", "val-3", "val-4")
 PATIENCE_S = 240.0
 """For a machine on which much else runs; a quiet one needs seconds."""
 
@@ -65,7 +80,7 @@ class Network:
         made = self.people[name] = await self.meet(name)
         await self.chain.give(made.node)
         await self.bank.wallet.send_and_wait("gift", self.contracts.token, "transfer", made.node, 2 * STAKE)
-        await made.write(e.NodeRegistered(roles=(role,), hardware="a laptop"))
+        await made.write(make_registration(made.key, role))
         write_folder(self.folder / name, made.key, self.process, self.contracts)
         assert await self.command(name, "stake", "add", str(STAKE // TOKEN)) == 0
         return made
@@ -115,7 +130,7 @@ async def keep_mining(chain: Anvil, is_up: asyncio.Event) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-async def found(folder: Path, chain: Anvil, bank: WalletKey) -> CoordinatorProcess:
+async def found(folder: Path, chain: Anvil, bank: WalletKey, *, payout_delay_s: int, quorum: int) -> CoordinatorProcess:
     """The operator's part, by its commands: contracts first, then the network, then a run."""
     home = folder / "coordinator"
     home.mkdir()
@@ -139,7 +154,7 @@ async def found(folder: Path, chain: Anvil, bank: WalletKey) -> CoordinatorProce
     ]
     assert await asyncio.to_thread(coordinate, [*deploy, "--unbonding-s", str(UNBONDING_S)]) == 0
     settlement = {"kind": "evm", "rpc": chain.rpc, "confirmations": 1, "poll-ms": 100, "epoch-ms": 1000}
-    settlement |= {"slash-window-ms": 3_600_000, "payout-delay-ms": 0, "gas-patience-ms": 3_000}
+    settlement |= {"slash-window-ms": 3_600_000, "payout-delay-ms": payout_delay_s * 1000, "gas-patience-ms": 3_000}
     flags = [word for name, value in settlement.items() for word in (f"--settlement-{name}", str(value))]
     flags += [
         "--unbonding-ms",
@@ -151,21 +166,35 @@ async def found(folder: Path, chain: Anvil, bank: WalletKey) -> CoordinatorProce
         "--listen-port",
         "0",
     ]
-    assert await asyncio.to_thread(coordinate, ["init", *words, *flags]) == 0
+    assert (
+        await asyncio.to_thread(
+            coordinate,
+            ["init", *words, *flags, "--randomness", "own", "--randomness-period-s", "1", "--draw-margin-ms", "300"],
+        )
+        == 0
+    )
     config = resolve_coordinator_config(home, {}, {"PRIME_PASSWORD": PASSWORD}).config
-    windows = {"appeal_ms": 600_000, "judgement_ms": 600_000, "verdict_ms": 600_000, "appeal_bond_nano": 0}
-    await create_run(config, load_key(config), terms(quorum=1, audit_floor=10_000, **windows), fund_nano=0)
+    windows = {
+        "appeal_ms": 600_000,
+        "judgement_ms": 600_000,
+        "long_stop_ms": 600_000,
+        "verdict_ms": 600_000,
+        "appeal_bond_nano": 0,
+    }
+    await create_run(config, load_key(config), terms(quorum=quorum, audit_floor=10_000, **windows), fund_nano=0)
     return CoordinatorProcess(config)
 
 
 @asynccontextmanager
-async def network(folder: Path) -> AsyncIterator[tuple[Network, asyncio.Event]]:
+async def network(
+    folder: Path, *, payout_delay_s: int = 0, quorum: int = 1
+) -> AsyncIterator[tuple[Network, asyncio.Event]]:
     """Running, with a funded run; the event is set while the chain is up."""
     is_up = asyncio.Event()
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(anvil(folder))
         bank = key_of("bank")
-        process = await found(folder, chain, bank)
+        process = await found(folder, chain, bank, payout_delay_s=payout_delay_s, quorum=quorum)
         await process.start()
         stack.push_async_callback(process.kill)
         contracts = await find_contracts(chain.chain, process.config.settlement.court_address)
@@ -184,3 +213,20 @@ async def network(folder: Path) -> AsyncIterator[tuple[Network, asyncio.Event]]:
 
 async def _is_known(made: Network) -> bool:
     return int(await made.read("anchor", "latestSize", run_key(RUN))) > 0
+
+
+async def work(made: Network, worker: Party, found: Outcome) -> Digest:
+    """One submission of a worker, and what the first judges find of it."""
+    beacon = await until_beacon(worker)
+    lease = await worker.lease()
+    root = compute_weights_root(lease.checkpoint_step)
+    data, entry = worker.answer(lease, beacon=beacon, root=root, wanted=terms(quorum=1))
+    await worker.upload(data, UploadPurpose.ROLLOUTS, lease=lease.lease)
+    await worker.write(entry)
+    name = compute_receipt_id(entry.receipt)
+    await judge(made, name, found)
+    return name
+
+
+async def judge(made: Network, name: Digest, found: Outcome) -> None:
+    await judge_round(await until_drawn([made.people[each] for each in JUDGES], name), found)

@@ -3,11 +3,12 @@
 import asyncio
 import base64
 import json
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,15 @@ from prime_coordinator.config import CoordinatorConfig, FaucetConfig, IntakeConf
 from prime_coordinator.entry_writer import EntryWriter
 from prime_coordinator.home import CoordinatorHome, database_url, initialise, load_key
 from prime_coordinator.log.store import open_log_store
+from prime_explorer.index.fold import encode_json
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
-from prime_protocol.ledger.entry_index import compute_entry_keys
+from prime_protocol.ledger.entry_index import compute_entry_keys, decode_leaf
 from prime_protocol.ledger.randomness import compute_slot_task
-from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, replay
+from prime_protocol.ledger.replay import ENTRY_RULES, ENTRY_TYPES, EntryScope, replay
 from prime_protocol.ledger.rewards import count_context_tokens
 from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.log.tree_head import SignedNote, TreeHead, derive_witness_key, encode_cosigned_message
 from prime_protocol.rollouts.file import read_rollouts, write_rollouts
 from prime_protocol.rollouts.rollout import (
     FinishReason,
@@ -46,6 +49,7 @@ from prime_protocol.wire.messages import (
     LEASE,
     UPLOAD,
     AuditTask,
+    Cosigned,
     EntryReply,
     Heartbeat,
     HeartbeatReply,
@@ -64,8 +68,9 @@ from prime_runtime.http.client import CallRefused, HttpClient, open_client
 from prime_runtime.http.config import ClientLimits, ServerAddress
 from prime_runtime.http.messages import ENVELOPE_HEADER
 from prime_runtime.keys import SequenceCounter
+from prime_runtime.log_files import read_leaves, read_tree_head
 from prime_runtime.redaction import Secret
-from support.ledger_network import BUDGET, STAKE, TERMS, TOKEN
+from support.ledger_network import BUDGET, STAKE, TERMS, TOKEN, make_registration
 from support.processes.coordinator_main import PASSWORD
 
 NETWORK, RUN = NetworkId("testnet"), RunId("run-1")
@@ -74,6 +79,8 @@ ENDPOINTS: dict[type, Endpoint[Any, EntryReply]] = {endpoint.request: endpoint f
 GIFT = 2 * STAKE
 FUND = 1000 * TOKEN
 OUTPUT = 24
+DRAW_MARGIN_MS = 300
+"""Validators of these tests ask several times in it whether there is a head to cosign."""
 BOOKS = LogWriterConfig()
 
 
@@ -101,6 +108,8 @@ async def make_folder(
         database=database,
         log_writer=books,
         faucet=FaucetConfig(amount_nano=GIFT),
+        randomness_period_s=1,
+        draw_margin_ms=DRAW_MARGIN_MS,
         intake=IntakeConfig(memory_mb_max=2048),
         **settings or {},
     )
@@ -133,8 +142,9 @@ async def create_run(config: CoordinatorConfig, key: WalletKey, wanted: RunTerms
 class CoordinatorProcess:
     """Starts, is killed, starts again."""
 
-    def __init__(self, config: CoordinatorConfig) -> None:
+    def __init__(self, config: CoordinatorConfig, program: str = "coordinator_main.py") -> None:
         self.config = config
+        self._program = program
         self.node = NodeId(bytes.fromhex(json.loads(CoordinatorHome(config.folder).key.read_text())["address"]))
         self.server = ServerAddress("http://127.0.0.1:1", self.node)
         self._process: asyncio.subprocess.Process | None = None
@@ -145,9 +155,10 @@ class CoordinatorProcess:
         """Until it listens."""
         self._process = await asyncio.create_subprocess_exec(
             sys.executable,
-            str(ROOT / "tests/support/processes/coordinator_main.py"),
+            str(ROOT / "tests/support/processes" / self._program),
             str(self.config.folder),
             stderr=asyncio.subprocess.PIPE,
+            env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
         )
         assert self._process.stderr is not None
         async for raw in self._process.stderr:
@@ -183,9 +194,17 @@ class CoordinatorProcess:
         return code
 
 
+def read_entries(config: CoordinatorConfig, kind: str) -> list[dict[str, Any]]:
+    """Bodies of the log's entries of a kind under the newest signed head, oldest first."""
+    mirror = CoordinatorHome(config.folder).mirror
+    size = TreeHead.parse(SignedNote.parse(read_tree_head(mirror)).text).size
+    found = [payload for _, payload in map(decode_leaf, read_leaves(mirror, size)) if payload.kind == kind]
+    return [json.loads(encode_json(asdict(decode(ENTRY_TYPES[kind], payload.body)))) for payload in found]
+
+
 @asynccontextmanager
-async def running(config: CoordinatorConfig) -> AsyncIterator[CoordinatorProcess]:
-    process = CoordinatorProcess(config)
+async def running(config: CoordinatorConfig, program: str = "coordinator_main.py") -> AsyncIterator[CoordinatorProcess]:
+    process = CoordinatorProcess(config, program)
     await process.start()
     try:
         yield process
@@ -224,23 +243,35 @@ class Party:
         return answer.message
 
     async def beat(self) -> HeartbeatReply:
-        beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=0, head_size=self.head_size)
-        reply = await self.call(HEARTBEAT, beat)
-        assert isinstance(reply, HeartbeatReply)
+        reply = await self._beat(None)
+        if reply.witness:
+            reply = await self._beat(self.cosign(reply.witness))
         if reply.head:
             self.heads.append(reply.head)
         self.audits = reply.audits
         return reply
 
+    async def _beat(self, cosigned: Cosigned | None) -> HeartbeatReply:
+        beat = Heartbeat(activity=NodeActivity.IDLE, checkpoint_step=0, head_size=self.head_size, cosigned=cosigned)
+        reply = await self.call(HEARTBEAT, beat)
+        assert isinstance(reply, HeartbeatReply)
+        return reply
+
+    def cosign(self, note: bytes) -> Cosigned:
+        """Witness a head without comparing it with others."""
+        head, time_s = TreeHead.parse(SignedNote.parse(note).text), SystemClock().now_ms() // 1000
+        signature = derive_witness_key(self.key).sign(encode_cosigned_message(head.text, time_s))
+        return Cosigned(head_size=head.size, time_s=time_s, signature=signature)
+
     async def join(self, *roles: Role) -> None:
         """Register, and stake what the faucet gave."""
-        await self.write(e.NodeRegistered(roles=tuple(sorted(roles)), hardware="a laptop"))
+        await self.write(make_registration(self.key, *roles))
         await self.write(e.Staked(node=self.node, amount_nano=STAKE))
 
-    async def lease(self) -> e.LeaseGranted:
-        """Ask until there is work."""
+    async def lease(self, checkpoint_step: int = 0) -> e.LeaseGranted:
+        """Ask until there is work for this checkpoint."""
         while True:
-            reply = await self.call(LEASE, LeaseRequest(checkpoint_step=0, tokens_per_s=100))
+            reply = await self.call(LEASE, LeaseRequest(checkpoint_step=checkpoint_step, tokens_per_s=100))
             assert isinstance(reply, LeaseReply)
             if reply.lease is not None:
                 return reply.lease
@@ -312,7 +343,11 @@ class Party:
         return data, entry
 
     async def judge(self, task: AuditTask, outcome: Outcome) -> EntryReply:
-        """Evidence first, then the verdict."""
+        """Evidence first, then the verdict. In a round of several validators use `judge_round`."""
+        return await self.write(await self.prepare_verdict(task, outcome))
+
+    async def prepare_verdict(self, task: AuditTask, outcome: Outcome) -> e.VerdictGiven:
+        """Upload evidence, and return the verdict that names it."""
         evidence = f"what {self.node} saw of {task.submission}".encode()
         await self.upload(evidence, UploadPurpose.EVIDENCE, submission=task.submission)
         receipt = VerdictReceipt(
@@ -324,9 +359,19 @@ class Party:
             evidence=Digest(sha256(evidence).digest()),
         )
         signature = sign_document(self.key, receipt, self.domain)
-        return await self.write(
-            e.VerdictGiven(receipt=receipt, signature=signature, outcome=outcome, reason="", metrics=())
-        )
+        return e.VerdictGiven(receipt=receipt, signature=signature, outcome=outcome, reason="", metrics=())
+
+
+async def judge_round(drawn: list[tuple[Party, AuditTask]], outcome: Outcome) -> None:
+    """Every validator commits to its verdict where the round asks for that, then all reveal."""
+    verdicts = [(validator, task, await validator.prepare_verdict(task, outcome)) for validator, task in drawn]
+    for validator, task, verdict in verdicts:
+        if task.commit:
+            await validator.write(
+                e.VerdictCommitted(submission=task.submission, commitment=Digest(sha256(encode(verdict)).digest()))
+            )
+    for validator, _, verdict in verdicts:
+        await validator.write(verdict)
 
 
 def make_rows(lease: e.LeaseGranted, beacon: Digest, wanted: RunTerms) -> list[Rollout]:
@@ -364,13 +409,18 @@ async def party(process: CoordinatorProcess, name: str, **limits: Any) -> AsyncI
         yield Party(process, key, client, session)
 
 
+def compute_weights_root(step: int) -> Digest:
+    """Of the checkpoint that `publish` publishes."""
+    return Digest(sha256(f"weights {step}".encode()).digest())
+
+
 async def publish(trainer: Party, step: int, *trained_on: Digest) -> e.CheckpointPublished:
     """Manifest first, then the entry."""
     manifest = f"manifest of step {step}".encode()
     await trainer.upload(manifest, UploadPurpose.MANIFEST)
     entry = e.CheckpointPublished(
         step=Step(step),
-        root=Digest(sha256(f"weights {step}".encode()).digest()),
+        root=compute_weights_root(step),
         manifest=Digest(sha256(manifest).digest()),
         trained_on=trained_on,
     )
@@ -388,11 +438,14 @@ async def until_beacon(node: Party) -> Digest:
 
 
 async def until_drawn(validators: list[Party], name: Digest) -> list[tuple[Party, AuditTask]]:
-    """Beat until somebody is to judge this submission."""
+    """Beat until the round of this submission is drawn, and return all of its validators."""
+    drawn: list[tuple[Party, AuditTask]] = []
     while True:
+        # A draw may be written between two beats: what the first beats after it show is complete.
+        was_drawn = bool(drawn)
         for validator in validators:
             await validator.beat()
         drawn = [(each, task) for each in validators for task in each.audits if task.submission == name]
-        if drawn:
+        if was_drawn:
             return drawn
         await asyncio.sleep(0.05)

@@ -44,7 +44,7 @@ from prime_protocol.wire.messages import AuditTask, UploadPurpose
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, VerdictReceipt, compute_receipt_id, sign_document
 from prime_runtime.clock import SystemClock
 from prime_runtime.model_files import digest_model_files
-from support.ledger_network import STAKE
+from support.ledger_network import STAKE, make_registration
 from support.processes.coordinator import (
     FUND,
     NETWORK,
@@ -153,7 +153,12 @@ async def _begin(loop: LoopThread, folder: Path) -> Stage:
     model = make_tiny_checkpoint(folder / "model", vocabulary=64)
     (model / "tokenizer.json").write_text(json.dumps(word_tokenizer(TOKENS)))
     settings = {"explorer": ExplorerConfig(models=(model,)), "intervals": IntervalsConfig(head_ms=50, tick_ms=50)}
-    bound = {"model_files": digest_model_files(model), "appeal_ms": APPEAL_MS, "judgement_ms": 60_000}
+    bound = {
+        "model_files": digest_model_files(model),
+        "appeal_ms": APPEAL_MS,
+        "judgement_ms": 60_000,
+        "long_stop_ms": 60_000,
+    }
     config = await make_folder(folder / "coordinator", books=LogWriterConfig(head_ms=200), settings=settings, **bound)
     process = CoordinatorProcess(config)
     await process.start()
@@ -214,11 +219,11 @@ class Play:
         await self.serve(worker, second.manifest)
         await self.serve(self.parties["validator-0"], Digest(bytes(32)), worker.key.node)
         beacon = await self.until_beacon_of(1)
-        self.stage.names["open"] = await self.submit(self.parties["worker"], beacon, second.root)
+        self.stage.names["open"] = await self.submit(self.parties["worker"], beacon, second.root, step=1)
         await until_drawn(self.validators, self.stage.names["open"])
 
     async def join(self, who: Party, role: Role, hardware: str) -> None:
-        await who.write(e.NodeRegistered(roles=(role,), hardware=hardware))
+        await who.write(make_registration(who.key, role, hardware=hardware))
         await who.write(e.Staked(node=who.node, amount_nano=STAKE))
 
     async def publish(self, step: int, *trained_on: Digest) -> e.CheckpointPublished:
@@ -258,8 +263,8 @@ class Play:
                 return weights.beacon
             await asyncio.sleep(0.05)
 
-    async def submit(self, who: Party, beacon: Digest, root: Digest) -> Digest:
-        lease = await who.lease()
+    async def submit(self, who: Party, beacon: Digest, root: Digest, step: int = 0) -> Digest:
+        lease = await who.lease(step)
         data, entry = who.answer(lease, beacon=beacon, root=root, wanted=self.terms)
         await who.upload(data, UploadPurpose.ROLLOUTS, lease=lease.lease)
         await who.write(entry)
@@ -298,11 +303,11 @@ class Play:
             await self.judge(validator, task, Outcome.ACCEPT)
 
     async def until(self, field: str, value: str, name: Digest) -> None:
-        """As the coordinator's own API tells it."""
+        """As the page of the submission tells it."""
         session = self.parties["worker"].session
         while True:
             async with session.get(f"{self.stage.url}/api/v1/submissions/{name}") as answer:
-                if (await answer.json())[field] == value:
+                if answer.status == 200 and (await answer.json())["summary"][field] == value:
                     return
             await asyncio.sleep(0.1)
 

@@ -4,6 +4,7 @@ Every party is the command that a user types. The engine is torch, or where a te
 one of fake_engine.py, which starts in a fraction of the time.
 """
 
+import asyncio
 import shutil
 import sys
 from collections.abc import AsyncIterator
@@ -19,7 +20,7 @@ from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.storage.journal import JobRecord, Journal
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_runtime.http.coordinator_api import JsonClient, open_json_client
-from support.processes.coordinator import make_folder, running
+from support.processes.coordinator import make_folder, read_entries, running
 from support.processes.swarm import Command, Relay, Swarm, run_command
 
 TESTS = Path(__file__).parents[2]
@@ -118,9 +119,7 @@ class Network(Swarm):
 
     async def entries(self, kind: str) -> list[dict[str, Any]]:
         """Bodies of the log's entries of a kind, oldest first."""
-        async with self.api() as api:
-            page = await api.get("/log/entries", kind=kind, limit="200")
-        return [row["body"] for row in reversed(page["rows"])]
+        return await asyncio.to_thread(read_entries, self.coordinator.config, kind)
 
 
 @asynccontextmanager
@@ -130,12 +129,13 @@ async def running_network(
     behaviour: str = "",
     model: dict[str, Any] | None = None,
     coordinator: dict[str, Any] | None = None,
+    program: str = "coordinator_main.py",
     **terms: Any,
 ) -> AsyncIterator[Network]:
     """A coordinator with one run, and an origin that serves its first checkpoint. `behaviour` is the small engine's."""
     books, settings = LogWriterConfig(head_ms=100), {"intervals": INTERVALS, **(coordinator or {})}
     config = await make_folder(folder / "coordinator", books=books, settings=settings, **{**TERMS, **terms})
-    async with running(config) as host, AsyncExitStack() as stack:
+    async with running(config, program) as host, AsyncExitStack() as stack:
         network = Network(folder, host, stack)
         make_tiny_checkpoint(network.checkpoint, vocabulary=VOCABULARY, **(model or {}))
         if behaviour:

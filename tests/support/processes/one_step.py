@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
-from prime_protocol.ledger.randomness import compute_audit_seed, compute_sample_seed, compute_slot_task
+from prime_protocol.ledger.randomness import compute_sample_seed, compute_slot_task
 from prime_protocol.ledger.rewards import count_context_tokens
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
 from prime_protocol.proofs.sampling import sample_tokens
@@ -44,7 +45,7 @@ from prime_protocol.tasks.registry import open_family
 from prime_protocol.wire.ids import Digest, NodeId, Sample, Slot, Step
 from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
 from prime_trainer.publish import checkpoint_delta as weights
-from support.ledger_network import BUDGET, DAY_MS, RUN, SLASH, TOKEN, World
+from support.ledger_network import BUDGET, DAY_MS, RANDOMNESS, RUN, SLASH, TOKEN, World
 from support.mirrors import write_mirror
 from support.processes.weights_journey import follow_weights
 from support.sampling import replay_margin
@@ -176,7 +177,8 @@ class Demo:
         world = self.world
         vkey = str(VerifierKey.of(self.origin, self.log_key))
         zeros = NodeId(bytes(20))
-        world.coordinate(e.NetworkCreated(log_key=vkey, chain_id=0, contract=zeros, unbonding_ms=7 * DAY_MS))
+        at: dict[str, Any] = {"chain_id": 0, "contract": zeros, **RANDOMNESS}
+        world.coordinate(e.NetworkCreated(log_key=vkey, unbonding_ms=7 * DAY_MS, **at))
         for name in ("honest", "cheater"):
             world.join(name, Role.WORKER)
         for number in range(4):
@@ -266,8 +268,8 @@ class Demo:
         """Draw validators; each checks the file for itself and signs what it found."""
         world = self.world
         submission = world.submission(name)
-        seed = compute_audit_seed(tree_head_root=world.state.frontier.root(), submission=name)
         drawn = world.draw(name)
+        seed = submission.rounds[-1].seed
         checkpoint = world.run.checkpoints[submission.step]
         assert checkpoint.beacon is not None
         header = RolloutHeader(
@@ -279,8 +281,7 @@ class Demo:
         )
         file = self.take_in(self.objects[name], header, submission.slots.start, checkpoint.beacon)
         found = audit(model, file, checkpoint.beacon, seed)
-        for validator in drawn:
-            world.write(validator, world.opinion(validator, name, found.outcome))
+        world.give(*[world.opinion(validator, name, found.outcome) for validator in drawn])
         say(
             f"{', '.join(drawn)} are drawn for it",
             f"largest replay margin {found.margin_max:.4f} (limit {MARGIN_MAX}), proof faults {found.proof_faults}, "

@@ -1,4 +1,4 @@
-"""A node as a process of its own: `python libp2p_main.py NUMBER BOOTSTRAP`. It says when it is connected, and stays."""
+"""A node as a process of its own: `python p2p_main.py NUMBER BOOTSTRAP`. It prints when it is connected, and stays."""
 
 import asyncio
 import sys

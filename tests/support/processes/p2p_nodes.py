@@ -15,6 +15,7 @@ from prime_protocol.errors import LocalError
 from prime_protocol.gossip.guard import GossipAccepted, GossipGuard, GossipRejected
 from prime_protocol.gossip.messages import (
     MESSAGE_KINDS,
+    TOPIC_KINDS,
     CheckpointAnnounced,
     HeadSeen,
     ServingRecord,
@@ -145,7 +146,9 @@ def in_mesh(node: SpeakingNode, other: SpeakingNode) -> bool:
     if session is None:
         return False
     meshes = list(session.gossiping.router.mesh.values())
-    return len(meshes) == 3 and all(other.state.key.peer_id() in map(str, tuple(mesh)) for mesh in meshes)
+    return len(meshes) == len(TOPIC_KINDS) and all(
+        other.state.key.peer_id() in map(str, tuple(mesh)) for mesh in meshes
+    )
 
 
 async def meshed(one: SpeakingNode, other: SpeakingNode) -> None:

@@ -28,7 +28,17 @@ from prime_protocol.tasks.registry import open_family
 from prime_protocol.wire.ids import Digest, Sample, Slot
 from prime_protocol.wire.messages import LEASE, STEP, LeaseReply, LeaseRequest, StepReply, StepRequest, UploadPurpose
 from prime_protocol.wire.typed_data import compute_receipt_id
-from support.processes.coordinator import NETWORK, RUN, CoordinatorProcess, Party, make_folder, party, running, terms
+from support.processes.coordinator import (
+    NETWORK,
+    RUN,
+    CoordinatorProcess,
+    Party,
+    make_folder,
+    party,
+    read_entries,
+    running,
+    terms,
+)
 from support.processes.swarm import write_key
 
 VOCABULARY = 32
@@ -169,10 +179,7 @@ class Scene:
 
     async def entries(self, kind: str) -> list[dict[str, Any]]:
         """Bodies of the log's entries of a kind, oldest first."""
-        url = f"{self.coordinator.server.url}/api/v1/log/entries"
-        async with self.hands.worker.session.get(url, params={"kind": kind, "limit": "200"}) as response:
-            rows = (await response.json())["rows"]
-        return [row["body"] for row in reversed(rows)]
+        return await asyncio.to_thread(read_entries, self.coordinator.config, kind)
 
 
 @asynccontextmanager

@@ -23,6 +23,7 @@ def make_told() -> Told:
             lease=number,
             node=NodeId(bytes([number] * 20)),
             step=Step(0),
+            checkpoint_step=Step(0),
             first_slot=Slot(first),
             slots=2,
             deadline_ms=1,

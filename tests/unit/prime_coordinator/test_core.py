@@ -8,13 +8,15 @@ from prime_coordinator.constants import BAD_FILES_PER_LEASE_MAX
 from prime_coordinator.core import Core
 from prime_coordinator.intervals import IntervalsConfig
 from prime_coordinator.scheduling.eligibility import ELIGIBILITY_RULES, Eligibility
+from prime_protocol.constants import REGISTRATION_MS
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
+from prime_protocol.ledger.run_record import RunRecord
 from prime_protocol.wire.ids import RunId, Step
 from prime_protocol.wire.messages import Heartbeat, LeaseRequest, NodeActivity, NodeCommand, StepRequest
 from support.core_network import SECOND_MS, Scene
-from support.ledger_network import BUDGET, DAY_MS, RUN, TERMS, digest
+from support.ledger_network import BUDGET, DAY_MS, RUN, STAKE, TERMS, digest
 
 ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
@@ -135,49 +137,74 @@ def test_a_reply_has_only_the_leases_and_audits_of_its_run(scene: Scene) -> None
     assert scene.told(scene.drawn(name)[0]) == [name]
 
 
-# --- Standing -------------------------------------------------------------------------------------------------------
+# --- Eligibility ----------------------------------------------------------------------------------------------------
 
 
-def standing(scene: Scene, name: str) -> Eligibility:
+def eligibility_of(scene: Scene, name: str) -> Eligibility:
     return scene.core.get_eligibility(scene.node(name), RUN, scene.world.now_ms).eligibility
 
 
 def test_every_eligibility_has_a_remedy() -> None:
     assert all(row.remedy for row in ELIGIBILITY_RULES)
     assert [rule.eligibility for rule in ELIGIBILITY_RULES if rule.is_eligible] == [
+        Eligibility.HELD,
         Eligibility.PROBING,
         Eligibility.READY,
     ]
 
 
+def test_a_node_whose_pay_is_held_goes_on_working_and_is_told_why(scene: Scene) -> None:
+    known = scene.run.records.setdefault(scene.node("ann"), RunRecord())
+    for _ in range(2):
+        known.add((0, 45, 0, 0, 0, 0))
+    scene.beat("ann")
+    rule = scene.core.get_eligibility(scene.node("ann"), RUN, scene.world.now_ms)
+    assert (rule.eligibility, rule.is_eligible) == (Eligibility.HELD, True)
+    assert "prime-node calibrate" in rule.remedy
+
+
+def test_a_slashed_node_is_excluded_and_told_that_its_owner_must_stake_again(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.judge(name, lambda validator, _: Outcome.FRAUDULENT)
+    scene.tick(TERMS.appeal_ms)
+    scene.beat("ann")
+    rule = scene.core.get_eligibility(scene.node("ann"), RUN, scene.world.now_ms)
+    assert (rule.eligibility, rule.is_eligible) == (Eligibility.EXCLUDED, False)
+    assert "stakes again" in scene.ask("ann").reason
+    scene.order(e.Deposited(account=scene.node("ann"), amount_nano=STAKE, reference=digest("more")), None)
+    scene.send("ann", e.Staked(node=scene.node("ann"), amount_nano=TERMS.slash_nano))
+    assert scene.beat("ann").account.is_eligible
+
+
 def test_a_node_becomes_eligible_when_the_cause_is_gone(scene: Scene) -> None:
     world = scene.world
-    assert standing(scene, "ann") is Eligibility.LOST
+    assert eligibility_of(scene, "ann") is Eligibility.LOST
     scene.beat("ann", NodeActivity.DRAINING)
-    assert standing(scene, "ann") is Eligibility.LEAVING
+    assert eligibility_of(scene, "ann") is Eligibility.LEAVING
     assert "leaving" in scene.ask("ann").reason
     scene.beat("ann")
-    assert standing(scene, "ann") is Eligibility.PROBING
+    assert eligibility_of(scene, "ann") is Eligibility.PROBING
     scene.work("ann")
-    assert standing(scene, "ann") is Eligibility.READY
+    assert eligibility_of(scene, "ann") is Eligibility.READY
     scene.tick(40 * SECOND_MS)
-    assert standing(scene, "ann") is Eligibility.LATE
+    assert eligibility_of(scene, "ann") is Eligibility.LATE
     scene.beat("ann")
     scene.send("ann", e.Unbonded(node=scene.node("ann"), amount_nano=1))
-    assert standing(scene, "ann") is Eligibility.UNSTAKED
+    assert eligibility_of(scene, "ann") is Eligibility.UNSTAKED
     scene.order(e.RunUpdated(terms=world.terms(stake_min_nano=TERMS.slash_nano)))
-    assert standing(scene, "ann") is Eligibility.READY
-    scene.send("ann", e.NodeRegistered(roles=(Role.RELAY,), hardware=""))
-    assert standing(scene, "ann") is Eligibility.IDLE
-    scene.send("ann", e.NodeRegistered(roles=(Role.WORKER,), hardware=""))
-    assert standing(scene, "ann") is Eligibility.READY
+    assert eligibility_of(scene, "ann") is Eligibility.READY
+    for roles, expected in (((Role.RELAY,), Eligibility.IDLE), ((Role.WORKER,), Eligibility.READY)):
+        world.wait(REGISTRATION_MS)
+        scene.beat("ann")
+        scene.send("ann", e.NodeRegistered(roles=roles, hardware=""))
+        assert eligibility_of(scene, "ann") is expected
 
 
 def test_an_expired_delegation_makes_a_node_ineligible(scene: Scene) -> None:
     scene.send("key", scene.world.delegation("ann", "key", life_ms=1000))
     scene.beat("key")
     scene.world.wait(1000)
-    assert standing(scene, "key") is Eligibility.UNDELEGATED
+    assert eligibility_of(scene, "key") is Eligibility.UNDELEGATED
 
 
 # --- Entries and their repetition -----------------------------------------------------------------------------------
@@ -216,10 +243,13 @@ def test_verdicts_checkpoints_and_registrations_may_be_sent_again_too(scene: Sce
     scene.tick(SECOND_MS)
     validator = scene.drawn(name)[0]
     verdict = scene.world.opinion(validator, name, ACCEPT)
+    commitments = scene.world.commitments(verdict)
     checkpoint = e.CheckpointPublished(step=Step(1), root=digest("w"), manifest=digest("m"), trained_on=())
-    hello = e.NodeRegistered(roles=(Role.WORKER,), hardware="another")
+    hello, delegation = e.NodeRegistered(roles=(Role.WORKER,), hardware=""), scene.world.delegation("owner", "key")
     measured = e.StepMeasured(step=Step(1), metrics=(e.Metric(name="held_out", value=0.5),))
-    for author, entry in ((validator, verdict), ("trainer", checkpoint), ("trainer", measured), ("ann", hello)):
+    own = (("key", hello), ("key", delegation))
+    work = ((validator, verdict), ("trainer", checkpoint), ("trainer", measured))
+    for author, entry in (*commitments, *work, *own):
         first = scene.send(author, entry)
         size = scene.state.size
         assert scene.send(author, entry) == first
@@ -276,7 +306,7 @@ def test_a_bad_file_costs_nothing_while_a_better_one_may_come(scene: Scene) -> N
     scene.core.record_refused_file(scene.node("ann"), RUN, lease.lease, scene.world.now_ms)
     scene.core.get_expected_submission(scene.node("ann"), RUN, entry, scene.world.now_ms)
     scene.submit(lease)
-    assert standing(scene, "ann") is Eligibility.READY
+    assert eligibility_of(scene, "ann") is Eligibility.READY
 
 
 def test_garbage_again_and_again_is_read_no_more_and_its_slots_go_to_another() -> None:
@@ -290,7 +320,7 @@ def test_garbage_again_and_again_is_read_no_more_and_its_slots_go_to_another() -
         scene.core.get_expected_submission(scene.node("ann"), RUN, entry, scene.world.now_ms)
     assert caught.value.field == "receipt.lease"
     assert scene.lease("bob").speculative
-    assert standing(scene, "ann") is Eligibility.SUSPENDED
+    assert eligibility_of(scene, "ann") is Eligibility.SUSPENDED
 
 
 def test_a_file_is_only_read_for_the_holder_of_an_open_lease(scene: Scene) -> None:

@@ -1,6 +1,7 @@
 """A coordinator that dies after every single event tells the same story in the end as one that never did."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, RunStatus
 from prime_protocol.wire.ids import Digest, Step
 from support.core_network import SECOND_MS, Scene
-from support.ledger_network import TERMS
+from support.ledger_network import TERMS, make_commitment
 
 ACCEPT, FRAUDULENT = Outcome.ACCEPT, Outcome.FRAUDULENT
 
@@ -67,13 +68,15 @@ class Story:
         self.names[name] = self.scene.submit(self.leases[name])
 
     def verdicts(self, worker: str, outcome: Outcome) -> list[Callable[[], object]]:
-        """What each of three drawn validators says."""
+        """What each of three drawn validators commits to, and then says."""
 
-        def speak(place: int) -> None:
+        def speak(place: int, is_given: bool) -> None:
             name = self.names[worker]
-            self.scene.say(self.scene.drawn(name)[place], name, outcome)
+            validator = self.scene.drawn(name)[place]
+            verdict = self.scene.world.opinion(validator, name, outcome)
+            self.scene.send(validator, verdict if is_given else make_commitment(verdict))
 
-        return [lambda place=place: speak(place) for place in range(3)]  # type: ignore[misc]
+        return [partial(speak, place, is_given) for is_given in (False, True) for place in range(3)]
 
     def summary(self) -> dict[str, Any]:
         """What the story came to, but for its times."""
@@ -84,7 +87,7 @@ class Story:
             "stakes": +books.stakes,
             "burned": books.burned_nano,
             "pool": books.pools,
-            "nodes": {node: (known.status, known.streak, +known.settled) for node, known in state.nodes.items()},
+            "nodes": {node: (known.status, +known.settled) for node, known in state.nodes.items()},
             "faults": sum(known.faults for known in state.nodes.values()),
             "credited": {number: step.credited for number, step in run.steps.items()},
             "paid": {number: step.paid for number, step in run.steps.items()},

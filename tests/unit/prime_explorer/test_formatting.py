@@ -12,8 +12,8 @@ from prime_explorer.formatting import (
     show_utc,
     with_query,
 )
-from prime_explorer.handlers import PageParams
 from prime_explorer.index.fold import BRIEF_CHARS_MAX, write_brief
+from prime_explorer.params import parse_params
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Role
@@ -46,21 +46,17 @@ def test_a_link_to_the_same_page_drops_what_is_empty_and_escapes_the_rest() -> N
 
 
 def test_parameters_have_one_way_to_be_written() -> None:
-    ask = PageParams({"n": "12", "empty": "  ", "bad": "012", "sort": "up", "place": "5.0x" + "00" * 20})
-    assert (ask.number("n"), ask.number("empty"), ask.number("none")) == (12, None, None)
-    assert ask.cursor("place") == (5, bytes(20))
-    for read in (
-        lambda: ask.number("bad"),
-        lambda: ask.number("n", 11),
-        lambda: ask.choice("sort", {"down": 1}),
-        lambda: ask.node("n"),
-        lambda: ask.digest("n"),
-        lambda: ask.subject("n"),
-        lambda: ask.run("sort ") or ask.run("place"),
-        lambda: ask.cursor("n"),
-    ):
-        with pytest.raises(RemoteError):
-            read()
+    names = ("before", "after", "order", "node", "submission", "about", "run", "q")
+    given = {"before": "12", "after": "5.0x" + "00" * 20, "about": "0x" + "AB" * 20, "q": " ann "}
+    params = parse_params(names, (), given)
+    assert (params.before, params.after, params.about, params.q) == (12, (5, bytes(20)), b"\xab" * 20, "ann")
+    wrong = {"before": "012", "after": "12", "order": "up", "node": "12", "submission": "12", "about": "12", "run": "A"}
+    for name, text in [*wrong.items(), ("limit", "3")]:
+        with pytest.raises(RemoteError) as refused:
+            parse_params(names, (), {name: text})
+        assert refused.value.field == name
+    with pytest.raises(RemoteError, match="is missing"):
+        parse_params(names, ("run",), {})
 
 
 def test_a_brief_says_whose_pool_it_is_in() -> None:

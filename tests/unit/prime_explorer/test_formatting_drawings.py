@@ -4,9 +4,9 @@ import xml.etree.ElementTree as ElementTree
 
 from fuzz.test_fuzz_node_work import make_evidence
 from prime_explorer.formatting import draw_lineage, draw_network, draw_strips, draw_timeline
+from prime_explorer.pages.live import ServingNode
 from prime_explorer.pages.runs import LineageRow, StepSummary, compute_waits
 from prime_explorer.pages.submissions import make_metric_strips, read_chunk_strips
-from prime_explorer.sources import ServingNode
 from support.ledger_network import TERMS
 
 TOLERANCE = {name: getattr(TERMS.tolerance, name) for name in TERMS.tolerance.__slots__}

@@ -16,7 +16,7 @@ from prime_explorer.app import Explorer
 from prime_explorer.config import PAGE_BURST, ROWS_PER_PAGE
 from prime_explorer.index.store import IndexNotReady, IndexReader, ReadTransaction
 from prime_explorer.routes import build_openapi
-from prime_explorer.sources import NoLiveState, NoObjects
+from prime_explorer.sources import NoObjects
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role
 from prime_protocol.wire.ids import friendly_name
@@ -73,10 +73,9 @@ async def client(folder: Path) -> AsyncIterator[Client]:
     explorer = Explorer(
         mirror=folder / "log",
         folder=folder,
-        live=NoLiveState(),
+        live=None,
         objects=NoObjects(),
         clock=SystemClock(),
-        is_live=False,
     )
     app = web.Application()
     explorer.add_routes(app)
@@ -86,7 +85,7 @@ async def client(folder: Path) -> AsyncIterator[Client]:
 
 
 async def ask(client: Client, path: str, status: int = 200) -> Any:
-    async with client.get(f"/api/pages{path}") as answer:
+    async with client.get(f"/api/v1{path}") as answer:
         assert answer.status == status, f"{path}: {answer.status} {await answer.text()}"
         return await answer.json()
 
@@ -116,11 +115,11 @@ def some_paths() -> list[str]:
 
 async def test_every_page_as_json_keeps_its_description(client: Client) -> None:
     described = build_openapi("1")
-    async with client.get("/api/pages/openapi.json") as answer:
+    async with client.get("/api/v1/openapi.json") as answer:
         assert (await answer.json())["paths"] == described["paths"]
     for path in some_paths():
         body = await ask(client, path)
-        bare = "/api/pages" + path.partition("?")[0]
+        bare = "/api/v1" + path.partition("?")[0]
         found = [known for known in described["paths"] if re.fullmatch(re.sub(r"\{\w+\}", "[^/]+", known), bare)]
         exact = [known for known in found if "{" not in known] or found
         operation = described["paths"][exact[0]]["get"]
@@ -157,15 +156,14 @@ async def test_an_inspected_verdict_is_marked_where_it_is_listed(client: Client)
 async def walk(client: Client, path: str, table: str, cursor: str) -> list[dict[str, Any]]:
     """Every row of a table, page by page."""
     rows: list[dict[str, Any]] = []
-    place = ""
+    there = path
     for _ in range(100):
-        joint = "&" if "?" in path else "?"
-        page = (await ask(client, f"{path}{joint}{cursor}={place}"))[table]
+        page = (await ask(client, there))[table]
         assert len(page["rows"]) <= ROWS_PER_PAGE
         rows += page["rows"]
-        place = page["next"]
-        if place is None:
+        if page["next"] is None:
             return rows
+        there = f"{path}{'&' if '?' in path else '?'}{cursor}={page['next']}"
     raise AssertionError(f"{path} never ends")
 
 
@@ -272,9 +270,7 @@ async def test_an_address_that_asks_too_often_is_told_when_to_come_back(client: 
 
 
 async def test_before_there_is_an_index_pages_say_so_and_come_back_by_themselves(tmp_path: Path) -> None:
-    explorer = Explorer(
-        mirror=tmp_path, folder=tmp_path, live=NoLiveState(), objects=NoObjects(), clock=SystemClock(), is_live=False
-    )
+    explorer = Explorer(mirror=tmp_path, folder=tmp_path, live=None, objects=NoObjects(), clock=SystemClock())
     app = web.Application()
     explorer.add_routes(app)
     async with TestClient(TestServer(app)) as client:

@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from prime_explorer import server as news
 from prime_explorer.app import Explorer
 from prime_explorer.config import CONCURRENT_PAGES_MAX, STREAMS_PER_ADDRESS_MAX
-from prime_explorer.sources import NoLiveState, NoObjects
+from prime_explorer.sources import NoObjects
 from prime_protocol.ledger.entries import Role
 from prime_runtime.clock import SystemClock
 from support.explorer_index import KeyedWorld, follower, mirror
@@ -24,10 +24,9 @@ async def test_a_stream_tells_of_growth_and_its_place_is_free_when_its_reader_le
     explorer = Explorer(
         mirror=tmp_path / "log",
         folder=tmp_path,
-        live=NoLiveState(),
+        live=None,
         objects=NoObjects(),
         clock=SystemClock(),
-        is_live=False,
     )
     app = web.Application()
     explorer.add_routes(app)

@@ -49,15 +49,15 @@ def test_encodes_and_decodes_the_prompts_of_the_character_families(tmp_path: Pat
     files = ModelFiles.open(make_tiny_checkpoint(tmp_path))
     for family in ("sort-digits", "arithmetic?operation=multiply"):
         task = open_family(TaskSetSpec.parse(family)).make(3)
-        tokens = files.encode_prompt(task.prompt)
+        (tokens,) = files.encode_prompts([task.prompt])
         assert len(tokens) == len(task.prompt)
-        assert files.decode(tokens) == task.prompt
-    assert files.decode([1, 2, EOS_TOKEN]) == "12$", "the end token is part of the text"
+        assert files.decode([tokens]) == [task.prompt]
+    assert files.decode([[1, 2, EOS_TOKEN]]) == ["12$"], "the end token is part of the text"
 
 
 def test_a_prompt_is_put_into_the_text_around_it(tmp_path: Path) -> None:
     files = ModelFiles.open(make_tiny_checkpoint(tmp_path, prompt="= {prompt} ="))
-    assert files.decode(files.encode_prompt("^1>")) == "= ^1> ="
+    assert files.decode(files.encode_prompts(["^1>"])) == ["= ^1> ="]
 
 
 @pytest.mark.parametrize("text", [b"no place", b"{prompt} and {prompt}", b"\xff{prompt}"])
@@ -69,17 +69,17 @@ def test_a_prompt_file_without_exactly_one_place_is_refused(tmp_path: Path, text
 
 def test_a_prompt_that_has_no_tokens_is_an_error_with_its_name(tmp_path: Path) -> None:
     files = ModelFiles.open(make_tiny_checkpoint(tmp_path))
-    with pytest.raises(LocalError, match="cannot encode the prompt 'é'"):
-        files.encode_prompt("é")
+    with pytest.raises(LocalError, match="cannot encode the text 'é'"):
+        files.encode_prompts(["é"])
     with pytest.raises(LocalError, match="no tokens"):
-        files.encode_prompt("")
+        files.encode_prompts([""])
 
 
 def test_a_token_beyond_the_model_is_refused(tmp_path: Path) -> None:
     make_tiny_checkpoint(tmp_path, vocabulary=40)
     files = ModelFiles.open(change(tmp_path, vocab_size=20))
     with pytest.raises(LocalError, match="gives token 30, the model has 20"):
-        files.encode_prompt("1m")
+        files.encode_prompts(["1m"])
 
 
 def test_the_digest_covers_names_and_bytes_of_these_files_and_no_others(tmp_path: Path) -> None:
@@ -155,11 +155,11 @@ def test_a_tokenizer_that_is_none_is_refused_when_it_is_wanted(tmp_path: Path) -
     (make_tiny_checkpoint(tmp_path) / "tokenizer.json").write_text("{}")
     files = ModelFiles.open(tmp_path)
     with pytest.raises(LocalError, match=r"tokenizer\.json of .* cannot be read"):
-        files.encode_prompt("1")
+        files.encode_prompts(["1"])
 
 
 def test_a_prompt_is_never_cut(tmp_path: Path) -> None:
     make_tiny_checkpoint(tmp_path)
     truncation = {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0}
     change(tmp_path, "tokenizer.json", truncation=truncation)
-    assert ModelFiles.open(tmp_path).encode_prompt("12345") == [1, 2, 3, 4, 5]
+    assert ModelFiles.open(tmp_path).encode_prompts(["12345"]) == [[1, 2, 3, 4, 5]]

@@ -2,21 +2,32 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from prime_protocol.errors import LocalError
+from prime_protocol.ledger.entries import RunStatus
 from prime_protocol.ledger.terms import ANY_MODEL_FILES
 from prime_protocol.wire.ids import Digest, NodeId, Step
+from prime_protocol.wire.messages import RunReply
 from prime_trainer.checkpoints import SavedCheckpoint, TrainState
-from prime_trainer.data.submissions import TrainerRunInfo
 from prime_trainer.resume import StartPoint, verify_run
+from support.ledger_network import TERMS
 
 KEY, OTHER = NodeId(bytes(20)), NodeId(bytes([1] * 20))
 FILES = Digest(bytes([2] * 32))
-RUN = TrainerRunInfo(
-    trainer=KEY, model_files=ANY_MODEL_FILES, lag_max=2, latest_step=5, slots_done={}, is_exhausted=False
+RUN = RunReply(
+    status=RunStatus.ACTIVE,
+    terms=replace(TERMS, trainer=KEY, model_files=ANY_MODEL_FILES),
+    latest_step=5,
+    is_exhausted=False,
+    accepted=(),
 )
+
+
+def with_terms(**changes: Any) -> RunReply:
+    return replace(RUN, terms=replace(RUN.terms, **changes))
 
 
 def start_at(step: int | None) -> StartPoint:
@@ -28,19 +39,19 @@ def start_at(step: int | None) -> StartPoint:
 @pytest.mark.parametrize(("step", "latest"), [(None, -1), (0, -1), (5, 5), (6, 5)])
 def test_folder_at_the_run_s_step_or_one_ahead_can_resume(step: int | None, latest: int) -> None:
     verify_run(replace(RUN, latest_step=latest), KEY, FILES, start_at(step))
-    verify_run(replace(RUN, latest_step=latest, model_files=FILES), KEY, FILES, start_at(step))
+    verify_run(replace(with_terms(model_files=FILES), latest_step=latest), KEY, FILES, start_at(step))
 
 
 @pytest.mark.parametrize(
     ("run", "step", "text"),
     [
-        (replace(RUN, trainer=OTHER), 5, "the run's trainer is"),
-        (replace(RUN, model_files=Digest(bytes([3] * 32))), 5, "bound to model files"),
+        (with_terms(trainer=OTHER), 5, "the run's trainer is"),
+        (with_terms(model_files=Digest(bytes([3] * 32))), 5, "bound to model files"),
         (RUN, None, "has no checkpoint of it"),
         (RUN, 4, "is this the folder of this run"),
         (RUN, 7, "is this the folder of this run"),
     ],
 )
-def test_folder_that_does_not_fit_is_refused_with_advice(run: TrainerRunInfo, step: int | None, text: str) -> None:
+def test_folder_that_does_not_fit_is_refused_with_advice(run: RunReply, step: int | None, text: str) -> None:
     with pytest.raises(LocalError, match=text):
         verify_run(run, KEY, FILES, start_at(step))

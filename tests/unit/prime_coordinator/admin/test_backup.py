@@ -11,16 +11,20 @@ from typing import Any
 import pytest
 
 from prime_coordinator.admin import backup as backup_module
-from prime_coordinator.admin import backup as restore_module
-from prime_coordinator.admin.backup import MANIFEST_NAME, BackupManifest, make_backup, read_manifest, restore_backup
+from prime_coordinator.admin import restore as restore_module
+from prime_coordinator.admin.backup import MANIFEST_NAME, BackupManifest, make_backup, read_manifest
+from prime_coordinator.admin.restore import RestoredMirror, restore_backup, restore_mirror
 from prime_coordinator.config import CoordinatorConfig, resolve_coordinator_config
 from prime_coordinator.entry_writer import EntryWriter
-from prime_coordinator.home import CoordinatorHome, database_url, initialise, load_key
+from prime_coordinator.home import CoordinatorHome, database_url, initialise, load_key, load_log_key
+from prime_coordinator.log.replay import recover_ledger
 from prime_coordinator.log.store import open_log_store
+from prime_coordinator.log.tree import LogTree
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Deposited
 from prime_protocol.ledger.entry_index import compute_entry_keys
-from prime_protocol.ledger.replay import replay
+from prime_protocol.ledger.replay import Ledger, replay
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
 from prime_protocol.wire.ids import Digest
 from prime_runtime.clock import SystemClock
 from prime_runtime.objects.store import open_object_store
@@ -162,7 +166,7 @@ async def test_entry_that_was_changed_with_its_digest_is_found_by_replay(finishe
     flip(bundle)
     manifest = tmp_path / "backup" / MANIFEST_NAME
     found = json.loads(manifest.read_text())
-    found["files"]["log/tile/entries/000"] = backup_module.hash_files(tmp_path / "backup")["log/tile/entries/000"]
+    found["files"]["log/tile/entries/000"] = backup_module.hash_file(bundle)
     manifest.write_text(json.dumps(found))
     with pytest.raises(RemoteError):
         await bring_back(tmp_path / "backup", tmp_path / "home")
@@ -276,3 +280,101 @@ async def test_backup_older_than_a_published_head_is_refused(tmp_path: Path) -> 
 async def test_files_in_a_bucket_are_not_copied(original: CoordinatorConfig, tmp_path: Path) -> None:
     with pytest.raises(LocalError, match="in a bucket"):
         await back_up(replace(original, objects="s3://somewhere/else"), tmp_path / "backup")
+
+
+# --- Incremental ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_backup_links_what_an_older_one_has_and_is_complete_by_itself(tmp_path: Path) -> None:
+    config = CoordinatorConfig(folder=tmp_path / "home", network="testnet", password=Secret("correct horse"))
+    await _fill(config)
+    old, new = tmp_path / "old", tmp_path / "new"
+    await back_up(config, old)
+    await _write(config, 300)
+    made = await back_up(config, new, base=old)
+    assert made.entries == ENTRIES + 300
+    for name in ("log/tile/entries/000", "log/tile/0/000", "objects/files/ab/cd"):
+        assert (new / name).stat().st_ino == (old / name).stat().st_ino, f"{name} was copied"
+    shutil.rmtree(old)
+    await bring_back(new, tmp_path / "again")
+    assert await leaves_of(tmp_path / "again") == await leaves_of(config.folder)
+    whole = tmp_path / "whole"
+    await back_up(config, whole)
+    assert read_manifest(whole).files == read_manifest(new).files
+
+
+async def test_a_backup_of_another_log_is_no_base(original: CoordinatorConfig, tmp_path: Path, finished: Path) -> None:
+    other = CoordinatorConfig(folder=tmp_path / "other", network="testnet", password=Secret("correct horse"))
+    await _fill(other)
+    await _write(other, 10)
+    base = tmp_path / "base"
+    shutil.copytree(finished, base)
+    next((base / "log/tile/1/000.p").iterdir()).write_bytes(bytes(32))
+    with pytest.raises(LocalError, match="leave out --since"):
+        await back_up(original, tmp_path / "backup", base=base)
+    elsewhere = replace(original, network="othernet")
+    with pytest.raises(LocalError, match="is a backup of testnet"):
+        await back_up(elsewhere, tmp_path / "backup", base=finished)
+    assert not (tmp_path / "backup").exists()
+
+
+# --- From a mirror --------------------------------------------------------------------------------------------------
+
+
+def restore_from(mirror: Path, folder: Path, **changes: Any) -> RestoredMirror:
+    how: dict[str, Any] = {"settings": None, "database": None, "password": None, "head": None}
+    return restore_mirror(str(mirror), folder, **{**how, "on_progress": lambda done, total: None, **changes})
+
+
+async def test_a_mirror_and_the_keys_make_a_coordinator_again(
+    original: CoordinatorConfig, finished: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    restored = restore_from(finished / "log", home, keys=original.folder)
+    assert (restored.entries, restored.open_files, restored.has_settings) == (ENTRIES, 0, False)
+    assert await leaves_of(home) == await leaves_of(original.folder)
+    config = resolve_coordinator_config(home, {}, {}).config
+    assert (config.network, config.unbonding_ms) == ("testnet", original.unbonding_ms)
+    recovered, _ = await recover(replace(config, password=Secret("correct horse")))
+    assert recovered.state.size == ENTRIES
+
+
+async def recover(config: CoordinatorConfig) -> tuple[Ledger, LogTree]:
+    store = open_log_store(database_url(config))
+    key = VerifierKey.of(ORIGIN_PREFIX + config.network, load_log_key(config))
+    mirror = CoordinatorHome(config.folder).mirror
+    try:
+        coordinator = load_key(config).node
+        return await recover_ledger(store, mirror, network=config.network_id, coordinator=coordinator, log_key=key)
+    finally:
+        store.close()
+
+
+def test_settings_that_are_given_are_taken(original: CoordinatorConfig, finished: Path, tmp_path: Path) -> None:
+    settings = CoordinatorHome(original.folder).config
+    restored = restore_from(finished / "log", tmp_path / "home", keys=original.folder, settings=settings)
+    assert restored.has_settings
+
+
+@pytest.mark.parametrize("damage", ["tile/entries/000", "tile/0/000", "checkpoint"])
+def test_a_damaged_mirror_leaves_no_folder(
+    original: CoordinatorConfig, finished: Path, tmp_path: Path, damage: str
+) -> None:
+    mirror = tmp_path / "mirror"
+    shutil.copytree(finished / "log", mirror)
+    flip(mirror / damage)
+    with pytest.raises(RemoteError):
+        restore_from(mirror, tmp_path / "home", keys=original.folder)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mirror"]
+    with pytest.raises(LocalError, match="cannot copy"):
+        restore_from(finished / "log", tmp_path / "home", keys=tmp_path / "nowhere")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mirror"]
+
+
+async def test_a_mirror_older_than_a_published_head_is_refused(
+    original: CoordinatorConfig, finished: Path, tmp_path: Path
+) -> None:
+    head = TreeHead(ORIGIN_PREFIX + original.network, ENTRIES + 1, Digest(bytes(32)))
+    (tmp_path / "head").write_bytes(sign_tree_head(head, load_log_key(original)))
+    with pytest.raises(LocalError, match="use a newer"):
+        restore_from(finished / "log", tmp_path / "home", keys=original.folder, head=tmp_path / "head")

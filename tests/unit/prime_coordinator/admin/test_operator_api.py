@@ -1,31 +1,38 @@
 """The operator's endpoints over real sockets: only the coordinator's own key is heard; what it orders is on disk."""
 
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from prime_coordinator.admin.operator_api import (
+from prime_coordinator.admin.operator_api import add_operator_routes
+from prime_coordinator.operator_messages import (
     ANCHOR_NOW,
+    COUNT_VALIDATORS,
     OPERATOR_ENDPOINTS,
+    OPERATOR_ENTRIES,
     OPERATOR_ENTRY_ENDPOINTS,
-    QUERY,
     AnchorNow,
-    OperatorQuery,
-    QueryArgument,
-    add_operator_routes,
+    CountValidators,
 )
-from prime_coordinator.core import OPERATOR_ENTRIES
-from prime_protocol.ledger.entries import Deposited, NodeStatus, NodeStatusSet, RunCreated, RunStatus, RunStatusSet
+from prime_protocol.ledger.entries import (
+    Deposited,
+    NodeStatus,
+    NodeStatusSet,
+    Role,
+    RunCreated,
+    RunStatus,
+    RunStatusSet,
+)
 from prime_protocol.wire.ids import RunId
 from prime_protocol.wire.rpc import RefusalCode
 from prime_runtime.http.client import CallRefused, HttpClient, open_client
 from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.http.server import HttpServer
 from support.app_context import FakeAppContext
-from support.ledger_network import NETWORK, RUN, World, digest
+from support.ledger_network import DAY_MS, NETWORK, RUN, STAKE, VALIDATORS, World, digest
 from support.processes.signed_http import TestClock
 
 
@@ -65,7 +72,7 @@ async def test_an_operator_entry_is_on_disk_when_it_is_answered(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("stranger", ["ann", "trainer", "nobody"])
-async def test_only_the_operator_may_append_or_query(tmp_path: Path, stranger: str) -> None:
+async def test_only_the_operator_may_append(tmp_path: Path, stranger: str) -> None:
     world = World.started()
     before = world.snapshot()
     async with called_by(stranger, world, tmp_path) as (client, server, context):
@@ -77,9 +84,6 @@ async def test_only_the_operator_may_append_or_query(tmp_path: Path, stranger: s
             with pytest.raises(CallRefused) as refused:
                 await client.call(server, OPERATOR_ENTRY_ENDPOINTS[type(entry)], entry, run=run)
             assert refused.value.refusal.code is RefusalCode.FORBIDDEN
-        with pytest.raises(CallRefused) as refused:
-            await client.call(server, QUERY, OperatorQuery(route="status", params=()))
-        assert refused.value.refusal.code is RefusalCode.FORBIDDEN
         assert context.commits == 0
     assert world.snapshot() == before
 
@@ -102,24 +106,6 @@ async def test_a_refused_operator_entry_changes_nothing_and_says_why(tmp_path: P
     assert set(world.state.runs) == {RUN, "run-2"}
 
 
-async def test_operator_queries_return_what_the_api_returns(tmp_path: Path) -> None:
-    world = World.started()
-    async with called_by("coordinator", world, tmp_path) as (client, server, _):
-        given = (QueryArgument(name="role", value="worker"), QueryArgument(name="limit", value="1"))
-        answer = await client.call(server, QUERY, OperatorQuery(route="nodes", params=given))
-        page = json.loads(answer.message.body)
-        for route, parameters, field in (
-            ("nonsense", (), "route"),
-            ("nodes", (QueryArgument(name="limit", value="0"),), "limit"),
-            ("run", (QueryArgument(name="run", value="nope"),), "run"),
-        ):
-            with pytest.raises(CallRefused) as refused:
-                await client.call(server, QUERY, OperatorQuery(route=route, params=parameters))
-            assert refused.value.refusal.field == field
-    assert [row["node"] for row in page["rows"]] == [str(world.id("ann"))]
-    assert page["next"] == "1"
-
-
 @pytest.mark.parametrize(("name", "is_heard"), [("coordinator", True), ("ann", False)])
 async def test_only_the_operator_may_request_an_anchor(
     tmp_path: Path, name: str, is_heard: bool, monkeypatch: pytest.MonkeyPatch
@@ -136,3 +122,34 @@ async def test_only_the_operator_may_request_an_anchor(
                 expected = RefusalCode.MALFORMED if is_heard else RefusalCode.FORBIDDEN
                 assert refused.refusal.code is expected
     assert hastened == ([world.state.size] if is_heard else [])
+
+
+async def test_the_operator_is_told_how_many_owners_could_judge_a_run(tmp_path: Path) -> None:
+    world = World.started(validators=4)
+    world.join("twin", Role.VALIDATOR, owner=VALIDATORS[0])
+    world.join("tenant", Role.VALIDATOR, owner="landlord")
+    world.join("poor", Role.VALIDATOR, stake_nano=STAKE - 1)
+    world.write("coordinator", NodeStatusSet(node=world.id(VALIDATORS[3]), status=NodeStatus.DRAINED, reason=""))
+    terms = world.terms()
+    async with called_by("coordinator", world, tmp_path) as (client, server, _):
+        known = await client.call(server, COUNT_VALIDATORS, CountValidators(terms=terms), run=RUN)
+        fresh = await client.call(server, COUNT_VALIDATORS, CountValidators(terms=terms), run=RunId("run-2"))
+        newer = replace(terms, version_min=terms.version_min + 1)
+        outdated = await client.call(server, COUNT_VALIDATORS, CountValidators(terms=newer), run=RUN)
+        world.now_ms += 31 * DAY_MS
+        expired = await client.call(server, COUNT_VALIDATORS, CountValidators(terms=terms), run=RUN)
+        with pytest.raises(CallRefused) as refused:
+            await client.call(server, COUNT_VALIDATORS, CountValidators(terms=terms))
+        assert refused.value.refusal.field == "Payload.run"
+    assert (known.message.registered, known.message.eligible) == (4, 4)
+    assert (fresh.message.registered, fresh.message.eligible) == (0, 4)
+    assert outdated.message.eligible == 0
+    assert expired.message.eligible == 3, "the landlord's delegation has run out"
+
+
+async def test_only_the_operator_may_count_validators(tmp_path: Path) -> None:
+    world = World.started()
+    async with called_by("ann", world, tmp_path) as (client, server, _):
+        with pytest.raises(CallRefused) as refused:
+            await client.call(server, COUNT_VALIDATORS, CountValidators(terms=world.terms()), run=RUN)
+    assert refused.value.refusal.code is RefusalCode.FORBIDDEN

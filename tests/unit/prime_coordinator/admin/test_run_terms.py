@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from prime_coordinator.admin.run_terms import TermsConfig, change_terms, read_model_config, read_terms, terms_from_plain
-from prime_coordinator.api.schemas import to_json_value
+from prime_coordinator.admin.calibrations import NAMED_CALIBRATIONS, SMOLLM2_135M, NamedCalibration
+from prime_coordinator.admin.run_terms import TermsConfig, change_terms, read_model_config, read_terms
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.rewards import TransformerShape, compute_flop_per_context_token, compute_flop_per_token
-from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.ledger.terms import ANY_MODEL_FILES, RunTerms
 from prime_protocol.proofs.tolerance import Precision
 from prime_protocol.wire.ids import NodeId
 from prime_runtime.model_files import digest_model_files
@@ -32,11 +32,76 @@ MODEL = {
     "num_key_value_heads": 2,
     "intermediate_size": 4864,
     "vocab_size": 151936,
+    "max_position_embeddings": 4096,
 }
 
 
 def read(file: Path | None = None, shape: Path | None = None, /, *, is_devnet: bool = True, **flags: str) -> RunTerms:
     return read_terms(flags, {}, file, shape, is_devnet=is_devnet)
+
+
+BOUND = {"model_files": "0x" + "11" * 32}
+CALIBRATED = {"calibration": "two machines", "calibrated_at_ms": "1700000000000"}
+
+
+def test_a_run_needs_a_calibration_unless_it_is_on_a_devnet_and_keeps_it() -> None:
+    assert read(**LEAST).calibration == ""
+    for given in ({}, {"calibration": "two machines"}, {"calibrated_at_ms": "1"}):
+        with pytest.raises(ConfigError, match="prime-node calibrate"):
+            read(**LEAST, **BOUND, **given, is_devnet=False)
+    terms = read(**LEAST, **BOUND, **CALIBRATED, is_devnet=False)
+    assert change_terms(terms, {"lag_max": "1"}, None).calibration == "two machines"
+    with pytest.raises(ConfigError, match="calibration is missing"):
+        change_terms(terms, {"calibration": ""}, None)
+
+
+SHAPELESS = {name: LEAST[name] for name in ("trainer", "model", "task_set")}
+SMOLLM2 = {**SMOLLM2_135M, "max_position_embeddings": 8192}
+
+
+@pytest.mark.parametrize("named", NAMED_CALIBRATIONS, ids=lambda each: each.name)
+def test_a_named_calibration_supplies_its_bounds_and_says_where_they_are_from(
+    named: NamedCalibration, tmp_path: Path
+) -> None:
+    shape = tmp_path / "config.json"
+    shape.write_text(json.dumps(SMOLLM2))
+    given = {**SHAPELESS, **BOUND, "calibration": named.name}
+    terms = read(None, shape, **given, is_devnet=False)
+    assert terms.tolerance == named.tolerance
+    assert terms.calibration == f"{named.name}: {named.measured_on}"
+    assert terms.calibrated_at_ms == named.measured_at_ms
+    assert f"-{terms.tolerance.precision}" in named.name
+    assert str(terms.tolerance.precision) in named.measured_on
+    same = {"tolerance.precision": str(named.tolerance.precision)}
+    assert read(None, shape, **given, **same, is_devnet=False) == terms
+    with pytest.raises(ConfigError, match="a name for `run create`"):
+        change_terms(terms, {"calibration": named.name}, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "flags", "problem"),
+    [
+        ({"model_type": "qwen2"}, {}, "model_type llama, this one has qwen2"),
+        ({"num_hidden_layers": 32}, {}, "num_hidden_layers 30, this one has 32"),
+        ({"vocab_size": 151936}, {}, "vocab_size 49152"),
+        ({}, {"tolerance.precision": "float32"}, "tolerance.precision is float32"),
+        ({}, {"tolerance.margin_max": "2"}, "tolerance.margin_max is 2.0"),
+        ({}, {"calibration": "qwen2.5-bfloat16"}, "not a known name; there are: smollm2"),
+    ],
+)
+def test_a_named_calibration_is_refused_for_another_model_or_other_bounds(
+    change: dict[str, Any], flags: dict[str, str], problem: str, tmp_path: Path
+) -> None:
+    shape = tmp_path / "config.json"
+    shape.write_text(json.dumps({**SMOLLM2, **change}))
+    with pytest.raises(ConfigError, match=problem) as refused:
+        read(None, shape, **{**SHAPELESS, "calibration": "smollm2-135m-bfloat16", **flags})
+    assert "prime-node calibrate" in str(refused.value)
+
+
+def test_a_named_calibration_needs_the_models_config() -> None:
+    with pytest.raises(ConfigError, match="--model-config"):
+        read(**LEAST, calibration="smollm2-135m-float32")
 
 
 def test_every_term_can_be_written_and_no_other() -> None:
@@ -45,8 +110,21 @@ def test_every_term_can_be_written_and_no_other() -> None:
 
 def test_quorum_is_one_on_a_devnet_and_three_elsewhere_unless_said() -> None:
     assert read(**LEAST).quorum == 1
-    assert read(**LEAST, is_devnet=False).quorum == 3
+    assert read(**LEAST, **BOUND, **CALIBRATED, is_devnet=False).quorum == 3
     assert read(**LEAST, quorum="5").quorum == 5
+
+
+def test_a_run_outside_a_devnet_is_bound_to_its_models_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"model_files is missing: .* --model-config FOLDER"):
+        read(**LEAST, **CALIBRATED, is_devnet=False)
+    with pytest.raises(ConfigError, match="model_files is missing"):
+        read(**LEAST, **CALIBRATED, is_devnet=False, model_files=str(ANY_MODEL_FILES))
+    folder = make_tiny_checkpoint(tmp_path / "model")
+    bound = read(None, folder, **LEAST, **CALIBRATED, is_devnet=False)
+    assert bound.model_files == digest_model_files(folder)
+    with pytest.raises(ConfigError, match="model_files is missing"):
+        change_terms(bound, {"model_files": str(ANY_MODEL_FILES)}, None)
+    assert change_terms(read(**LEAST), {"quorum": "5"}, None).model_files == ANY_MODEL_FILES, "a devnet's run"
 
 
 def test_inspectors_default_to_none_and_stay_when_other_terms_change() -> None:
@@ -54,7 +132,6 @@ def test_inspectors_default_to_none_and_stay_when_other_terms_change() -> None:
     named = read(**LEAST, inspectors=",".join("0x" + each * 20 for each in ("33", "22")))
     assert named.inspectors == (NodeId(b"\x33" * 20), NodeId(b"\x22" * 20))
     assert change_terms(named, {"quorum": "5"}, None).inspectors == named.inspectors
-    assert terms_from_plain(to_json_value(named)) == named
 
 
 def test_least_share_of_audits_is_five_percent() -> None:
@@ -104,6 +181,28 @@ def test_flags_overrule_the_file_and_the_file_the_model(tmp_path: Path) -> None:
     assert found.units_per_context_token == compute_flop_per_context_token(shape)
 
 
+def test_terms_beyond_the_models_context_are_refused(tmp_path: Path) -> None:
+    model = tmp_path / "config.json"
+    model.write_text(json.dumps(MODEL))
+    short = {name: value for name, value in LEAST.items() if name not in ("vocabulary", "units_per_token")}
+    assert read(None, model, **short, prompt_tokens_max="96", output_tokens_max="4000").context_tokens_max == 4096
+    with pytest.raises(ConfigError, match=r"context_tokens_max is 4096, .* together are 4097"):
+        read(None, model, **short, prompt_tokens_max="97", output_tokens_max="4000")
+    present = read(None, model, **short)
+    with pytest.raises(ConfigError, match="context_tokens_max"):
+        change_terms(present, {"output_tokens_max": "4000"}, None)
+    model.write_text(json.dumps({name: value for name, value in MODEL.items() if name != "max_position_embeddings"}))
+    with pytest.raises(LocalError, match="does not say the model's context"):
+        read(None, model, **short)
+
+
+@pytest.mark.parametrize(("units", "us"), [(10**6, 200), (10**9, 200), (14 * 10**9, 2_800), (10**14, 10**6)])
+def test_the_time_to_read_a_token_follows_from_the_model_unless_it_is_given(units: int, us: int) -> None:
+    terms = {**LEAST, "units_per_token": str(units)}
+    assert read(**terms).read_us_per_token == us
+    assert read(**terms, read_us_per_token="7").read_us_per_token == 7
+
+
 def test_unknown_term_in_the_file_is_refused_with_the_nearest(tmp_path: Path) -> None:
     terms = tmp_path / "terms.toml"
     terms.write_text("quorm = 2\n")
@@ -138,17 +237,11 @@ def test_update_changes_what_is_named_and_keeps_the_rest(tmp_path: Path) -> None
     assert change_terms(present, {}, None) == present
 
 
-def test_terms_come_back_from_what_the_coordinator_shows() -> None:
-    present = read(**LEAST)
-    assert terms_from_plain(json.loads(json.dumps(to_json_value(present)))) == present
-
-
 def test_a_calibrated_tolerance_comes_from_the_file_and_the_rest_keeps_its_place(tmp_path: Path) -> None:
     file = tmp_path / "tolerance.toml"
     file.write_text('[tolerance]\nprecision = "float32"\nmargin_max = 0.25\n')
     terms = read_terms(LEAST, {}, file, None, is_devnet=True)
     assert (terms.tolerance.precision, terms.tolerance.margin_max) == (Precision.FLOAT32, 0.25)
-    assert terms_from_plain(json.loads(json.dumps(to_json_value(terms)))) == terms
     changed = change_terms(terms, {"tolerance.logprob_error_max": "0.5"}, None)
     assert changed.tolerance == replace(terms.tolerance, logprob_error_max=0.5)
 

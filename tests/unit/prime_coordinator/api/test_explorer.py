@@ -11,7 +11,7 @@ from prime_coordinator.api.explorer import CoordinatorLive, StoredFiles, make_ex
 from prime_coordinator.gossip.relay import GossipRelay
 from prime_coordinator.intake.uploads import file_key
 from prime_coordinator.log.store import QuarantinedFile
-from prime_explorer.sources import OnlineCounts
+from prime_explorer.pages.live import NodeCounts
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import NodeActivity
@@ -34,9 +34,8 @@ async def test_presence_comes_from_the_last_heartbeat(context: FakeAppContext) -
     ann, bob = context.world.id("ann"), context.world.id("bob")
     context.core.liveness.beat(ann, NodeActivity.WORKING, 3, context.now_ms())
     live = CoordinatorLive(context, GossipRelay(Random(1), now_ms=0))
-    assert live.count() == OnlineCounts(online=1, late=0)
+    assert live.count() == NodeCounts(registered=11, online=1, late=0, lost=10)
     found = live.get_presence([ann, bob])
-    assert found is not None
     assert (found[str(ann)].phase, found[str(ann)].activity, found[str(ann)].checkpoint_step) == (
         "online",
         "working",
@@ -52,7 +51,7 @@ async def test_serving_nodes_come_from_the_relay(context: FakeAppContext) -> Non
     gossip = said("relay", serving(0, 1, depth=2, parents=(ann,), sent_bytes=77))
     board.put(RUN, gossip, GOSSIP_MS)
     live, relay = CoordinatorLive(context, board), gossip.payload.sender
-    (node,) = live.list_serving(RUN) or []
+    (node,) = live.list_serving(RUN)
     assert (node.node, node.depth, node.urls, len(node.manifests)) == (str(relay), 2, 1, 2)
     assert (node.parents, node.sent_bytes) == ((str(ann),), 77)
     assert (live.get_sent_bytes(relay), live.get_sent_bytes(ann)) == (77, None)
@@ -64,7 +63,7 @@ async def test_refused_files_are_listed_by_node(context: FakeAppContext) -> None
         refused = QuarantinedFile(f"0x{place}", context.now_ms() + place, str(node), RUN, place, "rows", "are wrong")
         await context.log.add_refused(refused)
     live = CoordinatorLive(context, GossipRelay(Random(1), now_ms=0))
-    assert [each.lease for each in await live.list_refused(ann) or []] == [2, 0]
+    assert [each.lease for each in await live.list_refused(ann)] == [2, 0]
 
 
 async def test_only_files_that_the_log_names_are_read_and_not_past_their_limit(
@@ -98,5 +97,5 @@ async def test_anchors_are_those_that_settlement_has_followed(
     assert live.list_anchors() == []
     row = {"run": "0x01", "size": 7, "root": "0x02", "block": 9, "transaction": "0x03"}
     monkeypatch.setattr(context.settlement, "describe", lambda: {"kind": "evm", "anchors": [row]})
-    (anchor,) = live.list_anchors() or []
+    (anchor,) = live.list_anchors()
     assert (anchor.size, anchor.block) == (7, 9)

@@ -3,14 +3,14 @@
 import pytest
 
 from prime_coordinator.audits.validators import REASON_SILENT, REASON_WRONG
-from prime_coordinator.constants import AUDIT_ROUNDS_MAX, GRACE_MS, MISS_WAIT_MS, MISSES_MAX, OVERTURNED_WAIT_MS
-from prime_protocol.constants import HEARTBEAT_MS, ROUNDS_MAX
+from prime_coordinator.constants import GRACE_MS, MISS_WAIT_MS, MISSES_MAX, OVERTURNED_WAIT_MS
+from prime_protocol.constants import HEARTBEAT_MS, LOST_MS, REVEAL_MS, ROUNDS_MAX
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import NodeCommand
 from support.core_network import SECOND_MS, Opinion, Scene
-from support.ledger_network import BOND, DAY_MS, SLASH, STAKE, TERMS
+from support.ledger_network import BOND, DAY_MS, SLASH, STAKE, TERMS, make_commitment
 
 ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
@@ -45,8 +45,14 @@ def test_a_submission_is_drawn_assigned_judged_and_credited(scene: Scene) -> Non
         assert len(drawn) == TERMS.quorum
         for validator in drawn:
             assert scene.told(validator) == [name]
-            scene.say(validator, name, ACCEPT)
+            assert scene.beat(validator).reveals == ()
+            reply = scene.send(validator, make_commitment(scene.world.opinion(validator, name, ACCEPT)))
+            assert reply.can_reveal == (validator == drawn[-1]), "the last one may go on at once"
             assert scene.told(validator) == []
+        for validator in drawn:
+            assert scene.beat(validator).reveals == (name,)
+            scene.say(validator, name, ACCEPT)
+            assert scene.beat(validator).reveals == ()
         asked += drawn
         scene.tick()
     assert len(set(asked)) == 2 * TERMS.quorum, "what pays is judged by two quorums"
@@ -82,6 +88,21 @@ def test_one_validator_does_not_stop_a_network_that_has_no_others_to_ask() -> No
     assert scene.submission(other).credited
 
 
+def test_validators_of_a_large_file_have_more_time() -> None:
+    scene = Scene.started(read_us_per_token=100_000)
+    name = scene.work("ann")
+    scene.tick(2 * SECOND_MS)
+    first = scene.drawn(name)
+    deadline_ms = scene.submission(name).rounds[0].deadline_ms
+    assert {task.deadline_ms for each in first for task in scene.beat(each).audits} == {deadline_ms}
+    scene.tick(TERMS.verdict_ms)
+    assert scene.drawn(name) == first, "they are still reading"
+    assert scene.told(first[0]) == [name]
+    scene.tick(deadline_ms - scene.world.now_ms)
+    scene.tick(2 * SECOND_MS)
+    assert set(scene.drawn(name)).isdisjoint(first)
+
+
 def test_crashed_is_never_accepted(scene: Scene) -> None:
     """Nobody answers, round after round: no credit, no blame."""
     name = scene.work("ann")
@@ -103,13 +124,14 @@ def test_disagreement_is_escalated_to_other_validators(scene: Scene) -> None:
     assert [scene.state.nodes[scene.node(each)].faults for each in first] == [0, 1, 0]
 
 
-def test_rounds_without_a_decision_end_soft(scene: Scene) -> None:
-    for number in range(30):
-        scene.join(f"more-{number}", Role.VALIDATOR)
+def test_a_split_is_invalid_only_when_no_validator_is_left_to_ask(scene: Scene) -> None:
     name = scene.work("ann")
-    for _ in range(2 * AUDIT_ROUNDS_MAX):
+    asked = 0
+    while scene.submission(name).outcome is None:
         scene.judge(name, says(ACCEPT, INVALID, FRAUDULENT))
-    assert len(scene.submission(name).rounds) == AUDIT_ROUNDS_MAX
+        asked += 1
+        assert asked <= ROUNDS_MAX
+    assert len(scene.submission(name).rounds) == len(scene.run.validators) // scene.run.terms.quorum
     assert scene.submission(name).outcome is INVALID
 
 
@@ -164,7 +186,7 @@ def test_a_hard_outcome_is_slashed_when_the_window_is_over(scene: Scene) -> None
     assert name in scene.run.slashes
     scene.tick(5 * SECOND_MS)
     assert scene.state.funds.burned_nano == SLASH
-    assert "unstaked" in scene.ask("ann").reason
+    assert "excluded" in scene.ask("ann").reason
 
 
 def test_a_restart_does_not_forget_the_end_of_the_appeal_window(scene: Scene) -> None:
@@ -216,7 +238,7 @@ def test_an_appeal_can_be_lost(scene: Scene) -> None:
     assert not scene.run.slashes
 
 
-def test_an_undecided_appeal_returns_the_stake_without_credit() -> None:
+def test_an_appeal_without_judges_keeps_the_stake_in_escrow_until_the_long_stop() -> None:
     scene = Scene.started(validators=3)
     name = convicted(scene)
     scene.send("ann", e.Appealed(submission=name, reason="look again"))
@@ -224,12 +246,14 @@ def test_an_undecided_appeal_returns_the_stake_without_credit() -> None:
     scene.tick(10 * SECOND_MS)
     assert len(scene.submission(name).rounds) == 1, "there is nobody else to ask"
     scene.tick(TERMS.judgement_ms)
+    assert scene.world.stake_of("ann") == STAKE - SLASH
+    scene.tick(TERMS.long_stop_ms)
     assert scene.submission(name).outcome is INVALID
     assert scene.world.stake_of("ann") == STAKE
 
 
 def test_an_appeal_that_stays_undecided_draws_no_more_than_the_rounds_there_are() -> None:
-    scene = Scene.started(validators=0, quorum=1, judgement_ms=DAY_MS)
+    scene = Scene.started(validators=0, quorum=1, long_stop_ms=DAY_MS)
     for number in range(ROUNDS_MAX + 4):
         scene.join(f"v{number}", Role.VALIDATOR)
     name = scene.work("ann")
@@ -265,15 +289,33 @@ def test_a_validator_with_heartbeats_but_no_verdicts_is_suspended_for_growing_ti
     scene.tick(GRACE_MS)
     for wait_ms in (MISS_WAIT_MS, 2 * MISS_WAIT_MS):
         for _ in range(MISSES_MAX):
-            assert scene.state.nodes[scene.node(validator)].status is NodeStatus.ACTIVE
+            assert scene.node(validator) in scene.run.validators
             scene.work("ann")
             scene.tick(SECOND_MS)
             wait_out(scene)
-        assert scene.state.nodes[scene.node(validator)].status is NodeStatus.DRAINED
+        assert scene.run.suspended == {scene.node(validator): REASON_SILENT}
         scene.world.wait(wait_ms - 3 * SECOND_MS)
         assert scene.beat(validator).command is NodeCommand.DRAIN
         scene.world.wait(3 * SECOND_MS)
         assert scene.beat(validator).command is NodeCommand.NONE
+
+
+def test_a_validator_that_commits_and_gives_no_verdict_has_missed_it(scene: Scene) -> None:
+    scene.tick(GRACE_MS)
+    name = scene.work("ann")
+    scene.tick(2 * SECOND_MS)
+    *others, gone = scene.drawn(name)
+    scene.judge(name, lambda validator, _: None if validator == gone else ACCEPT)
+    for validator in others:
+        scene.beat(validator)
+    scene.tick(REVEAL_MS - 2 * SECOND_MS)
+    assert len(scene.submission(name).rounds) == 1, "its verdict may still come"
+    scene.restart()
+    assert scene.beat(gone).reveals == (name,)
+    scene.tick(LOST_MS)
+    assert len(scene.submission(name).rounds) == 2
+    assert [scene.state.nodes[scene.node(each)].reason for each in (*others, gone)] == ["", "", REASON_SILENT]
+    assert scene.beat(gone).reveals == ()
 
 
 def test_one_verdict_clears_what_was_missed() -> None:
@@ -286,7 +328,7 @@ def test_one_verdict_clears_what_was_missed() -> None:
             scene.tick(SECOND_MS)
             wait_out(scene)
         scene.judge(scene.work("ann"))
-    assert scene.state.nodes[scene.node(validator)].status is NodeStatus.ACTIVE
+    assert scene.node(validator) in scene.run.validators
 
 
 def test_a_heartbeat_does_not_resume_what_the_operator_drained(scene: Scene) -> None:
@@ -304,10 +346,11 @@ def test_no_node_is_blamed_for_the_coordinators_downtime(scene: Scene) -> None:
     assert scene.drawn(name) == drawn, "the round is not given up at once"
     for validator in drawn:
         assert scene.told(validator) == [name]
+    for validator in drawn:
         scene.say(validator, name, ACCEPT)
     scene.judge(name)
     assert scene.submission(name).credited
-    assert all(scene.state.nodes[scene.node(each)].status is NodeStatus.ACTIVE for each in drawn)
+    assert {scene.node(each) for each in drawn} <= set(scene.run.validators)
 
 
 def test_silence_just_after_a_start_suspends_no_node(scene: Scene) -> None:
@@ -321,7 +364,7 @@ def test_silence_just_after_a_start_suspends_no_node(scene: Scene) -> None:
         scene.say(validator, name, ACCEPT)
     scene.tick(SECOND_MS)
     assert scene.submission(name).outcome is ACCEPT
-    assert scene.state.nodes[scene.node(drawn[2])].status is NodeStatus.ACTIVE
+    assert scene.node(drawn[2]) in scene.run.validators
 
 
 def test_a_round_that_ran_out_while_we_were_away_is_given_up_after_a_moment(scene: Scene) -> None:
@@ -377,16 +420,16 @@ def outvoted(scene: Scene, liar: str) -> None:
 def test_a_validator_whose_verdicts_do_not_stand_leaves_the_draw_for_a_while_that_grows() -> None:
     scene = Scene.started(validators=9, slots_per_step=2**14)
     for wait_ms in (OVERTURNED_WAIT_MS, 2 * OVERTURNED_WAIT_MS):
-        while scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE:
+        while not scene.run.suspended:
             outvoted(scene, "val-0")
-        assert scene.state.nodes[scene.node("val-0")].reason == REASON_WRONG
+        assert scene.run.suspended == {scene.node("val-0"): REASON_WRONG}
         out_ms = scene.world.now_ms
         scene.world.wait(wait_ms - SECOND_MS)
         assert scene.beat("val-0").command is NodeCommand.DRAIN
         scene.world.wait(SECOND_MS)
         assert scene.beat("val-0").command is NodeCommand.NONE
         assert scene.world.now_ms - out_ms == wait_ms
-    assert scene.state.nodes[scene.node("val-0")].faults == 3, "two at first, then one: it has not mended its ways"
+    assert scene.state.nodes[scene.node("val-0")].faults == 3, "two at first, then one: it still gives wrong verdicts"
 
 
 def test_an_honest_validator_that_is_outvoted_now_and_then_stays_in_the_draw() -> None:
@@ -395,14 +438,14 @@ def test_an_honest_validator_that_is_outvoted_now_and_then_stays_in_the_draw() -
         outvoted(scene, "val-0")
         for _ in range(12):
             scene.judge(scene.work("ann", took_ms=40 * SECOND_MS))
-        assert scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE
+        assert not scene.run.suspended
 
 
 def test_the_last_two_quorums_are_never_taken_out_of_the_draw() -> None:
     scene = Scene.started(validators=7, slots_per_step=2**14)
     for _ in range(5):
         outvoted(scene, "val-0")
-    assert scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE
+    assert scene.node("val-0") in scene.run.validators
 
 
 def test_a_plain_majority_of_too_few_blames_nobody() -> None:
@@ -412,4 +455,79 @@ def test_a_plain_majority_of_too_few_blames_nobody() -> None:
     for number in range(5):
         scene.join(f"more-{number}", Role.VALIDATOR)
     outvoted(scene, "val-0")
-    assert scene.state.nodes[scene.node("val-0")].status is NodeStatus.ACTIVE
+    assert scene.node("val-0") in scene.run.validators
+
+
+# --- Inspectors that decide -----------------------------------------------------------------------------------------
+
+
+def split_scene(**changes: object) -> tuple[Scene, Digest]:
+    """All nine validators have spoken and disagree; an inspector is at work."""
+    scene = Scene.started(**changes)
+    scene.send("inspector", scene.world.registration("inspector", Role.RELAY))
+    name = scene.work("ann")
+    for _ in range(3):
+        scene.judge(name, says(ACCEPT, FRAUDULENT, INVALID))
+    assert scene.submission(name).outcome is None
+    return scene, name
+
+
+def asked_to_decide(scene: Scene, name: Digest) -> bool:
+    return any(task.is_ruling and task.submission == name for task in scene.beat("inspector").audits)
+
+
+def decide(scene: Scene, name: Digest, outcome: Outcome) -> None:
+    entry = e.RulingGiven(submission=name, outcome=outcome, evidence=Digest(bytes(32)), reason="")
+    first = scene.send("inspector", entry)
+    assert scene.send("inspector", entry) == first, "a repeat gets its position"
+    scene.tick(SECOND_MS)
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_an_inspector_is_asked_to_decide_what_validators_cannot(is_restarted: bool) -> None:
+    scene, name = split_scene(validator_slash_nano=STAKE // 10)
+    if is_restarted:
+        scene.restart()
+        scene.world.wait(GRACE_MS)
+    scene.tick(SECOND_MS)
+    assert asked_to_decide(scene, name)
+    decide(scene, name, ACCEPT)
+    assert (scene.submission(name).outcome, scene.submission(name).credited) == (ACCEPT, True)
+    assert not asked_to_decide(scene, name)
+    penalties = sorted(entry.penalty_nano for entry in scene.written(e.ValidatorScored))
+    assert penalties == 3 * [0] + 3 * [STAKE // 10], "three said invalid, three said fraudulent"
+
+
+def test_a_split_that_no_inspector_decides_in_time_is_given_up() -> None:
+    scene, name = split_scene()
+    scene.tick(scene.submission(name).rounds[-1].deadline_ms + TERMS.judgement_ms - scene.world.now_ms)
+    assert scene.submission(name).outcome is INVALID
+    assert not asked_to_decide(scene, name)
+
+
+def test_an_inspector_decides_an_appeal_that_has_no_judges() -> None:
+    scene = Scene.started(validators=3)
+    scene.send("inspector", scene.world.registration("inspector", Role.RELAY))
+    name = convicted(scene)
+    assert not asked_to_decide(scene, name)
+    scene.send("ann", e.Appealed(submission=name, reason="look again"))
+    scene.tick(SECOND_MS)
+    scene.tick(SECOND_MS)
+    assert asked_to_decide(scene, name)
+    decide(scene, name, FRAUDULENT)
+    assert not scene.run.slashes
+    assert scene.state.funds.burned_nano == SLASH + BOND
+
+
+def test_an_inspector_is_asked_when_the_judges_of_an_appeal_take_too_long() -> None:
+    scene = Scene.started(verdict_ms=2 * TERMS.judgement_ms)
+    scene.send("inspector", scene.world.registration("inspector", Role.RELAY))
+    name = convicted(scene)
+    scene.send("ann", e.Appealed(submission=name, reason="look again"))
+    scene.tick(SECOND_MS)
+    scene.tick(SECOND_MS)
+    assert not asked_to_decide(scene, name)
+    scene.tick(TERMS.judgement_ms)
+    assert asked_to_decide(scene, name)
+    decide(scene, name, ACCEPT)
+    assert scene.submission(name).outcome is ACCEPT

@@ -1,11 +1,14 @@
 """Who is asked to read a judged file again, when, and what becomes of validators that had not read it."""
 
+from dataclasses import replace
+
 import pytest
 
 from prime_coordinator.audits.validators import REASON_UNREAD
 from prime_coordinator.constants import INSPECT_SHARE, UNREAD_WAIT_MS
 from prime_protocol.constants import BASIS_POINTS
 from prime_protocol.ledger.entries import NodeStatus, NodeStatusSet, Outcome, Role
+from prime_protocol.proofs.read_proofs import ReadCoverage
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import AuditTask
 from support.core_network import SECOND_MS, Scene
@@ -54,9 +57,23 @@ def test_an_inspector_learns_who_judged_a_file_after_its_outcome(scene: Scene) -
     scene.judge(name)
     (task,) = asked(scene)
     assert task.submission == name
-    assert task.readers == tuple(sorted(map(scene.node, scene.world.readers(name))))
+    assert task.readers == tuple(ReadCoverage(node, 0) for node in sorted(map(scene.node, scene.world.readers(name))))
     assert task.file_digest == scene.submission(name).file_digest
     assert task.deadline_ms <= scene.world.now_ms + TERMS.verdict_ms
+
+
+def test_an_inspector_learns_how_much_of_the_file_a_rejection_covers(scene: Scene) -> None:
+    name = scene.work("ann")
+    scene.tick(2 * SECOND_MS)
+    drawn = list(enumerate(scene.drawn(name)))
+    covered = {scene.node(validator): number for number, validator in drawn}
+    opinions = [(scene.world.opinion(validator, name, Outcome.FRAUDULENT), number) for number, validator in drawn]
+    scene.give(*[replace(opinion, blocks_read=number) for opinion, number in opinions])
+    scene.tick(2 * SECOND_MS)
+    assert asked(scene) == [], "an appeal may still come, and need an inspector that has not read the file"
+    scene.tick(TERMS.appeal_ms)
+    (task,) = asked(scene)
+    assert {each.reader: each.blocks for each in task.readers} == covered
 
 
 def test_an_inspection_ends_the_task_and_costs_honest_readers_nothing(scene: Scene) -> None:
@@ -75,10 +92,9 @@ def test_a_validator_that_had_not_read_is_suspended_for_twice_as_long_each_time(
             report(scene, name)
             name = judged(scene)
         report(scene, name, "val-0")
-        known = scene.state.nodes[scene.node("val-0")]
-        assert (known.status, known.reason) == (NodeStatus.DRAINED, REASON_UNREAD)
+        assert scene.run.suspended == {scene.node("val-0"): REASON_UNREAD}
         began_ms = scene.world.now_ms
-        while scene.state.nodes[scene.node("val-0")].status is NodeStatus.DRAINED:
+        while scene.run.suspended:
             scene.tick(UNREAD_WAIT_MS // 10)
             scene.beat("val-0")
         waits_ms.append(scene.world.now_ms - began_ms)
@@ -92,7 +108,7 @@ def test_a_small_network_keeps_whom_it_cannot_spare() -> None:
     reader = scene.world.readers(name)[0]
     report(scene, name, reader)
     known = scene.state.nodes[scene.node(reader)]
-    assert (known.status, known.faults) == (NodeStatus.ACTIVE, 1)
+    assert (scene.run.suspended, known.faults) == ({}, 1)
     assert scene.run.debts[(scene.node(reader), scene.node(reader))] > 0, "but it is not paid"
 
 
@@ -103,7 +119,7 @@ def test_an_unscheduled_inspection_costs_pay_but_suspends_nobody() -> None:
     reader = scene.world.readers(name)[0]
     report(scene, name, reader)
     assert scene.submission(name).refuted == {scene.node(reader)}
-    assert scene.state.nodes[scene.node(reader)].status is NodeStatus.ACTIVE
+    assert scene.node(reader) in scene.run.validators
 
 
 def test_a_repeated_inspection_gets_a_reply_and_counts_once(scene: Scene) -> None:

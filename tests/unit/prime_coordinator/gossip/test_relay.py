@@ -54,7 +54,12 @@ def test_frames_are_counted_by_kind_over_all_runs(board: GossipRelay) -> None:
     ):
         put(board, gossip)
     board.put(RunId("other"), said("a", head_seen(1)), NOW_MS)
-    assert board.count() == {GossipKind.ANNOUNCED: 1, GossipKind.SERVING: 2, GossipKind.HEAD_SEEN: 2}
+    assert board.count() == {
+        GossipKind.ANNOUNCED: 1,
+        GossipKind.SERVING: 2,
+        GossipKind.HEAD_SEEN: 2,
+        GossipKind.ACCUSATION: 0,
+    }
     assert len(board) == 5
 
 

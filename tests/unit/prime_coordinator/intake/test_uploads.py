@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from prime_coordinator.config import IntakeConfig
-from prime_coordinator.constants import UNCLAIMED_MS, UPLOADS_PER_GRANT_MAX
+from prime_coordinator.constants import GRACE_MS, UNCLAIMED_MS, UPLOADS_PER_GRANT_MAX
 from prime_coordinator.core import Core
 from prime_coordinator.intake.uploads import UploadReceiver, file_key
 from prime_coordinator.log.store import LogStore, open_log_store
 from prime_protocol.errors import RemoteError
-from prime_protocol.ledger.entries import Outcome
+from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.entry_index import compute_entry_keys
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.envelope import open_envelope, seal_envelope
@@ -128,7 +128,7 @@ async def test_only_the_trainer_sends_manifests_and_only_drawn_validators_eviden
     await counter.get_target("trainer", b"manifest", UploadPurpose.MANIFEST)
     with pytest.raises(RefusalError, match="not the run's trainer"):
         await counter.get_target("ann", b"manifest", UploadPurpose.MANIFEST)
-    with pytest.raises(RefusalError, match="were not drawn"):
+    with pytest.raises(RefusalError, match="were not asked to judge"):
         await counter.get_target("val-1", b"proof", UploadPurpose.EVIDENCE, submission=Digest(bytes(32)))
     name = counter.world.submit(counter.world.lease("ann"))
     drawn = counter.world.draw(name)
@@ -138,6 +138,22 @@ async def test_only_the_trainer_sends_manifests_and_only_drawn_validators_eviden
         counter.caller(drawn[0]), announce(b"proof", UploadPurpose.EVIDENCE, submission=name)
     )
     assert not reply.stored
+
+
+async def test_an_inspector_that_is_asked_to_decide_sends_evidence(counter: Counter) -> None:
+    world = counter.world
+    world.register("inspector", Role.RELAY)
+    name = world.submit(world.lease("ann"))
+    for _ in range(3):
+        world.judge(name, Outcome.ACCEPT, Outcome.FRAUDULENT, Outcome.INVALID)
+    core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms - GRACE_MS)
+    uploads = UploadReceiver(core, counter.objects, counter.store, clock=None, config=IntakeConfig())  # type: ignore[arg-type]
+    proof = announce(b"proof", UploadPurpose.EVIDENCE, submission=name)
+    with pytest.raises(RefusalError, match="were not asked to judge"):
+        await uploads.get_target(counter.caller("inspector"), proof)
+    world.note_head()
+    core.tick(world.now_ms)
+    assert not (await uploads.get_target(counter.caller("inspector"), proof)).stored
 
 
 async def test_a_file_that_is_too_large_or_for_no_run_is_refused(counter: Counter) -> None:

@@ -84,7 +84,7 @@ async def test_entries_are_found_by_what_they_speak_of(store: LogStore) -> None:
     world, name = written_world()
     await fill(store, world.leaves)
     story = await store.list_entries(subject=name)
-    audit = ["AuditDrawn", *["VerdictGiven"] * 3]
+    audit = ["AuditDrawn", *["VerdictCommitted"] * 3, *["VerdictGiven"] * 3]
     assert [row.kind for row in reversed(story)] == ["Submitted", *audit, *audit, "Settled"]
     assert [row.index for row in story] == sorted((row.index for row in story), reverse=True)
     (lease,) = await store.list_entries(subject=lease_subject(RUN, 0), kinds=["LeaseGranted"])

@@ -17,7 +17,7 @@ from prime_protocol.constants import LEASE_SLACK, LEASE_TARGET_MS, ROLLOUT_FILE_
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, RunStatus
 from support.core_network import SECOND_MS, Scene
-from support.ledger_network import MINUTE_MS, RUN
+from support.ledger_network import MINUTE_MS, RUN, TERMS
 
 TOKENS_PER_SLOT = 32
 """Assumed before the first submission: two samples of half the longest completion."""
@@ -57,6 +57,15 @@ def test_a_lease_fits_the_rows_and_bytes_of_one_file() -> None:
     assert 1 <= compute_slots_max(long) <= ROLLOUT_FILE_BYTES_MAX // (16 * 2**15 * 16)
     scene.measure("ann", 10**9)
     assert scene.lease("ann").slots == ROLLOUT_ROWS_MAX // 64
+
+
+def test_a_lease_makes_no_file_that_validators_cannot_read_in_time() -> None:
+    row = TERMS.prompt_tokens_max + TERMS.output_tokens_max
+    verdict_ms = (5 * TERMS.samples_per_slot + 1) * row
+    scene = Scene.started(slots_per_step=2**10, verdict_ms=verdict_ms, read_us_per_token=1000)
+    assert compute_slots_max(scene.run.terms) == 5
+    scene.measure("ann", 10**9)
+    assert scene.lease("ann").slots == 5
 
 
 def test_a_step_keeps_the_terms_of_its_first_lease() -> None:
@@ -296,7 +305,7 @@ def test_only_the_latest_step_is_leased(scene: Scene) -> None:
 def test_before_the_beacon_there_is_nothing_to_lease(scene: Scene) -> None:
     entry = e.CheckpointPublished(step=e.Step(1), root=e.Digest(bytes(32)), manifest=e.Digest(bytes(32)), trained_on=())
     scene.send("trainer", entry)
-    assert "no step is open" in scene.ask("ann").reason
+    assert "waits for a tree head" in scene.ask("ann").reason
     scene.tick(SECOND_MS)
     assert scene.lease("ann").step == 1
 

@@ -182,6 +182,10 @@ def test_new_terms_are_announced_and_a_closed_run_closed_when_it_owes_nothing() 
     assert due(replace(LOG, terms=dearer)) == [SetTerms(RUN, dearer)]
     assert due(replace(LOG, is_closed=True)) == [CloseRun(RUN)]
     assert due(replace(LOG, is_closed=True, paid_total=5)) == []
+    pending = replace(CHAIN, pool=PoolOnChain(held=100, since=NOW, promised=5, epoch=1))
+    assert due(replace(LOG, is_closed=True, paid_total=5), pending) == [], "a challenge may still void the last root"
+    matured = replace(pending, pool=replace(pending.pool, matured=5))
+    assert due(replace(LOG, is_closed=True, paid_total=5), matured) == [CloseRun(RUN)]
     closed = replace(slashed(), is_closed=True)
     assert due(closed, seen(SlashPhase.OPEN, appeal_until=NOW + 1, judge_until=NOW + 9)) == []
     assert due(closed, seen(SlashPhase.EXECUTED)) == [CloseRun(RUN)]

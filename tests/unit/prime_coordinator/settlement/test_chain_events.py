@@ -10,6 +10,7 @@ from prime_coordinator.settlement.chain_events import (
     REASON_UNBACKED,
     FollowedChain,
     VaultStake,
+    explain_challenge,
     find_unassigned,
     is_deposit,
     list_backing_changes,
@@ -130,3 +131,37 @@ def test_a_node_that_is_not_backed_is_drained_and_taken_back_when_it_is() -> Non
     (order,) = list_backing_changes(world.state, backed, 1)
     world.coordinate(order)
     assert world.state.nodes[node].status is NodeStatus.ACTIVE
+
+
+def pool_event(name: str, epoch: int, **more: Any) -> Told:
+    return Told("RewardPool", name, {"run": b"r" * 32, "epoch": epoch, "root": bytes([epoch]) * 32, **more})
+
+
+def promised(epoch: int) -> Told:
+    return pool_event("Promised", epoch, total=epoch, headSize=10 * epoch, maturesAt=100)
+
+
+def test_a_void_root_takes_those_after_it_along_and_its_number_is_used_again() -> None:
+    followed = FollowedChain(block=0)
+    for event in (
+        promised(1),
+        promised(2),
+        promised(3),
+        pool_event("Challenged", 2, owner=OWNER, votes=1),
+        pool_event("Challenged", 2, owner=OWNER, votes=2),
+        pool_event("RootVoided", 2, headSize=20, last=3),
+        promised(2),
+        Told("RewardPool", "Challenged", {"run": b"s" * 32, "epoch": 1, "root": bytes(32), "owner": OWNER, "votes": 9}),
+    ):
+        followed.apply(event)
+    rows = [(row["epoch"], row["votes"], row["void"]) for row in followed.promises]
+    assert rows == [(1, 0, False), (2, 2, True), (3, 0, True), (2, 0, False)]
+
+
+def test_an_operator_reads_who_challenged_which_root_of_which_run() -> None:
+    runs = {"0x" + "72" * 32: RunId("demo")}
+    vote = explain_challenge(pool_event("Challenged", 2, owner=OWNER.upper().replace("X", "x"), votes=1), runs)
+    assert "of demo, epoch 2" in vote and f"by {OWNER}, vote 1" in vote
+    void = explain_challenge(pool_event("RootVoided", 2, headSize=20, last=3), {})
+    assert "IS VOID" in void and "0x" + "72" * 32 in void and "entry 20" in void
+    assert explain_challenge(promised(1), runs) == explain_challenge(vault("Bound"), runs) == ""

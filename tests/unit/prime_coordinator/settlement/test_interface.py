@@ -8,7 +8,7 @@ from typing import Protocol
 import pytest
 
 from prime_coordinator.settlement.interface import EmbeddedSettlement, Settlement
-from prime_protocol.constants import AMOUNT_NANO_MAX
+from prime_protocol.constants import AMOUNT_NANO_MAX, REGISTRATION_MS
 from prime_protocol.ledger.entries import Outcome, Role
 from support.ledger_network import HOUR_MS, NETWORK, STAKE, World
 from support.processes.anvil import needs_anvil
@@ -150,6 +150,7 @@ def founded() -> World:
 def test_a_node_is_given_once_also_after_a_restart() -> None:
     world = founded()
     assert welcome(world, make(world), "ann") == 5
+    world.wait(REGISTRATION_MS)
     assert welcome(world, make(world), "ann") == 0
     assert world.balance("ann") == 5
 

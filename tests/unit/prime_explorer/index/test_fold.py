@@ -1,12 +1,13 @@
 """The index says what the books say, whatever was written into the log, and however it was cut into batches."""
 
+import json
 import sqlite3
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from prime_explorer.index.fold import LogFold, get_stake
+from prime_explorer.index.fold import LogFold, get_stake, list_run_records
 from prime_explorer.index.store import ReadTransaction
 from prime_explorer.pages.runs import read_checkpoint, read_run
 from prime_explorer.pages.submissions import read_submission
@@ -40,7 +41,8 @@ def check_nodes(db: ReadTransaction, state: LedgerState) -> None:
         assert (row["accepted"], row["invalid"], row["fraudulent"]) == outcomes
         assert (row["units"], row["earned_nano"], row["faults"]) == (node.units, node.earned_nano, node.faults)
         assert (row["stake_nano"], row["unbonding_nano"]) == get_stake(state, name)
-        assert (row["owner"], row["status"], row["streak"]) == (state.owners[name], str(node.status), node.streak)
+        assert (row["owner"], row["status"]) == (state.owners[name], str(node.status))
+        assert json.loads(row["run_records"]) == list_run_records(state, name)
         last = db.row("SELECT * FROM stakes WHERE node=? ORDER BY idx DESC", name)
         assert last is None or (last["stake_nano"], last["unbonding_nano"]) == get_stake(state, name)
         paid = db.value("SELECT total(amount_nano) FROM payouts WHERE node=?", name)
@@ -149,11 +151,12 @@ def test_what_is_credited_after_its_step_was_paid_is_paid_with_the_next() -> Non
 def test_a_reason_is_the_verdicts_or_says_why_there_is_none() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))
-    world.draw(name)
-    world.wait(world.run.terms.verdict_ms)
+    for _ in range(3):
+        world.draw(name)
+        world.wait(world.run.terms.verdict_ms)
     assert world.settle(name) is INVALID
     row = one(fold(world.leaves)[0], "submissions")
-    assert row["reason"] == "the validators did not reach a majority in time"
+    assert row["reason"] == "the validators did not reach a majority, and no inspector decided in time"
     judged = world.submit(world.lease("bob", 1))
     world.judge(judged, INVALID, INVALID, ACCEPT)
     world.judge(judged, INVALID, INVALID)
@@ -175,8 +178,7 @@ def test_an_inspected_verdict_is_shown_with_how_far_its_looks_were_off() -> None
         mute: b"",
         unseen: bytes(READ_PROOF_BYTES),
     }
-    for validator, looks in said.items():
-        world.write(validator, world.opinion(validator, name, FRAUDULENT, looks=looks))
+    world.give(*[world.opinion(validator, name, FRAUDULENT, looks=looks) for validator, looks in said.items()])
     world.settle(name)
     found = world.inspection(name, {reader: bytes(READ_PROOF_BYTES) for reader in (honest, liar, mute)})
     world.write("inspector", found)
@@ -204,8 +206,7 @@ def test_staleness_and_reward_are_averages_of_what_was_trained_on_and_found() ->
     world.publish()
     new = world.submit(world.lease("bob"))
     metrics = (e.Metric(name="reward_mean", value=0.75), e.Metric(name="margin_max", value=0.1))
-    for validator in world.draw(new):
-        world.write(validator, replace(world.opinion(validator, new, ACCEPT), metrics=metrics))
+    world.give(*[replace(world.opinion(each, new, ACCEPT), metrics=metrics) for each in world.draw(new)])
     world.agree(new, ACCEPT)
     world.settle(new)
     world.publish(old, new)

@@ -27,8 +27,8 @@ def world() -> KeyedWorld:
 
 
 def grow(world: KeyedWorld, count: int) -> None:
-    for number in range(count):
-        world.register(f"more-{number % 50}", Role.RELAY)
+    for _ in range(count):
+        world.register(f"more-{world.state.size}", Role.RELAY)
 
 
 def test_an_index_follows_head_after_head(tmp_path: Path, world: KeyedWorld) -> None:

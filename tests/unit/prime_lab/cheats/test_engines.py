@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prime_lab.cheats.engines import CHEATS, PROOF_CHEATS, open_cheat
 from prime_lab.cheats.process import write_interpreter
 from prime_lab.cheats.proof_forgery import measure_ignoring_proofs
+from prime_lab.cheats.registry import CHEATS, PROOF_CHEATS, open_cheat
 from prime_lab.devnet.tiny_models import EOS_TOKEN, VOCABULARY_CHARACTERS, make_tiny_checkpoint
 from prime_node.engine.interface import Completion, Engine, GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow, measure_row
@@ -20,6 +20,7 @@ from prime_protocol.wire.ids import Digest
 SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=8)
 MARGIN_MAX = 0.05
 NEAR = {"forged-logprobs", "fp8-cache", "fp8-weights", "int8-cache", "int8-weights", "older-checkpoint"}
+NEAR |= {"careful-answer-sheet", "near-honest", "selective-answer-sheet"}
 """Too near to the truth for a few tokens and loose bounds, or not about tokens; tests/attacks has them all."""
 
 

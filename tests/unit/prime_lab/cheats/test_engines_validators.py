@@ -5,7 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from prime_lab.cheats.engines import FALSE_WITNESS, LIES_ONE_IN, open_cheat
+from prime_lab.cheats.engines import LIES_ONE_IN
+from prime_lab.cheats.registry import FALSE_WITNESS, open_cheat
 from prime_lab.devnet.plan import DevnetPlan, DevnetRole, get_attack, list_nodes
 from prime_node.engine.interface import ForwardResult, TokenSequence
 
@@ -36,8 +37,8 @@ def test_a_false_witness_lies_about_the_same_files_every_time() -> None:
 
 
 def test_a_liar_passes_for_a_validator() -> None:
-    plan = DevnetPlan(folder=Path("net"), liars=1)
-    liar = next(party for party in list_nodes(plan, "http://127.0.0.1:1") if party.part is DevnetRole.LIAR)
-    assert liar.words[liar.words.index("--role") + 1] == DevnetRole.VALIDATOR
-    assert "--engine-python" in liar.words
-    assert get_attack(plan, liar.name) == FALSE_WITNESS
+    plan = DevnetPlan(folder=Path("net"), false_witnesses=1)
+    witness = next(party for party in list_nodes(plan, "http://127.0.0.1:1") if party.part is DevnetRole.FALSE_WITNESS)
+    assert witness.words[witness.words.index("--role") + 1] == DevnetRole.VALIDATOR
+    assert "--engine-python" in witness.words
+    assert get_attack(plan, witness.name) == FALSE_WITNESS

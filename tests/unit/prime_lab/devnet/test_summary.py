@@ -60,7 +60,7 @@ def test_everybodys_deeds_are_read_from_the_log_alone() -> None:
         "RESULT reward_before=0.200 reward_after=0.900 dishonest_trained=0 honest_slashed=0 cheaters_slashed=1"
         " log_verified=1 seconds=10"
     )
-    assert any(line.startswith("slashed    cheater-1: 60 tokens") for line in describe_summary(summary))
+    assert any(line.startswith("slashed    cheater-1: 60 PRIME") for line in describe_summary(summary))
 
 
 def test_a_devnet_that_breaks_a_promise_says_which() -> None:

@@ -23,10 +23,10 @@ def test_the_court_is_done_when_each_slash_has_ended() -> None:
 
 def test_every_part_of_a_networks_life_is_told() -> None:
     text = "\n".join(describe_events(STORY))
-    assert "1 deposits, 100 tokens" in text
+    assert "1 deposits, 100 PRIME" in text
     assert "2 slashes proposed, 1 appealed with a bond" in text
-    assert "1 executed (50 tokens), 1 of them after an appeal that failed; 1 given back" in text
-    assert "7.00 tokens promised" in text
+    assert "1 executed (50 PRIME), 1 of them after an appeal that failed; 1 given back" in text
+    assert "7.00 PRIME promised" in text
     assert len(describe_events([])) == len(describe_events(STORY))
 
 

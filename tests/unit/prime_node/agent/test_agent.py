@@ -13,6 +13,7 @@ from prime_node.agent.events import (
     AuditFinding,
     CancelGeneration,
     CheckTreeHead,
+    CosignTreeHead,
     DrainRequested,
     Effect,
     Event,
@@ -21,6 +22,7 @@ from prime_node.agent.events import (
     Generated,
     GenerationFailed,
     GenerationProgressed,
+    HeadCosigned,
     HoldChanged,
     LoadWeights,
     ReplyReceived,
@@ -39,7 +41,8 @@ from prime_node.agent.events import (
     WeightsReady,
 )
 from prime_node.agent.outbox import NodeProfile
-from prime_protocol.constants import READ_PROOF_BYTES
+from prime_node.storage.saved_state import decode_state, encode_state
+from prime_protocol.constants import READ_PROOF_BYTES, REGISTRATION_MS, REVEAL_MS
 from prime_protocol.ledger.entries import (
     Appealed,
     Inspected,
@@ -50,12 +53,16 @@ from prime_protocol.ledger.entries import (
     Role,
     Staked,
     Submitted,
+    VerdictCommitted,
     VerdictGiven,
 )
-from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Slot, Step
+from prime_protocol.proofs.read_proofs import ReadCoverage
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Slot, Step, hash_bytes
 from prime_protocol.wire.messages import (
     AuditTask,
     CheckpointRef,
+    Cosigned,
     EntryReply,
     Heartbeat,
     HeartbeatReply,
@@ -67,6 +74,7 @@ from prime_protocol.wire.messages import (
 from prime_protocol.wire.rpc import Refusal, RefusalCode
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import compute_receipt_id
+from support.ledger_network import ACCOUNT
 
 E = TypeVar("E")
 NETWORK, RUN = NetworkId("testnet"), RunId("run-1")
@@ -90,11 +98,14 @@ def weights(step: int = 0) -> CheckpointRef:
     )
 
 
-def grant(lease: int = 0, slots: int = 1, step: int = 0, minutes: int = 5) -> LeaseGranted:
+def grant(
+    lease: int = 0, slots: int = 1, step: int = 0, minutes: int = 5, made_with: int | None = None
+) -> LeaseGranted:
     return LeaseGranted(
         lease=lease,
         node=KEY.node,
         step=Step(step),
+        checkpoint_step=Step(step if made_with is None else made_with),
         first_slot=Slot(0),
         slots=slots,
         deadline_ms=START_MS + minutes * 60_000,
@@ -164,8 +175,10 @@ class FakeRunner:
     def reply(self, send: Send, reply: Any) -> None:
         self.post(ReplyReceived(send.request, reply))
 
-    def refuse(self, send: Send, field: str, code: RefusalCode = RefusalCode.MALFORMED) -> None:
-        refusal = Refusal(code=code, field=field, problem="no", retry_after_ms=0, now_ms=self.now_ms)
+    def refuse(
+        self, send: Send, field: str, code: RefusalCode = RefusalCode.MALFORMED, retry_after_ms: int = 0
+    ) -> None:
+        refusal = Refusal(code=code, field=field, problem="no", retry_after_ms=retry_after_ms, now_ms=self.now_ms)
         self.post(SendRefused(send.request, refusal))
 
     def heartbeat(self, **changes: Any) -> None:
@@ -187,6 +200,8 @@ class FakeRunner:
             "command": NodeCommand.NONE,
             "version_min": 1,
             "upgrade_by_ms": 0,
+            "account": ACCOUNT,
+            "updates": (),
         }
         self.reply(heartbeat, HeartbeatReply(**said | changes))
 
@@ -204,6 +219,54 @@ class FakeRunner:
         return self.pop(SaveState)[-1].state
 
 
+# --- Witnessing -----------------------------------------------------------------------------------------------------
+
+
+def test_a_validator_returns_its_cosignature_at_once_and_once() -> None:
+    runner = FakeRunner(roles=(Role.VALIDATOR,))
+    runner.heartbeat(witness=b"a signed head")
+    assert runner.pop(CosignTreeHead) == [CosignTreeHead(b"a signed head")]
+    made = Cosigned(head_size=7, time_s=8, signature=bytes(64))
+    runner.post(HeadCosigned(made))
+    (beat,) = runner.sent(Heartbeat)
+    assert beat.message.cosigned == made
+    runner.answer(beat)
+    runner.heartbeat()
+    assert runner.pop(CosignTreeHead) == []
+    runner.wait(20_000)
+    assert [send.message.cosigned for send in runner.sent(Heartbeat)] == [None]
+
+
+def test_a_validator_registers_for_its_run_with_its_witness_key() -> None:
+    runner = FakeRunner(roles=(Role.VALIDATOR,), witness_key=b"w" * 32)
+    runner.wait(2_000)
+    (beat,) = runner.sent(Heartbeat)
+    runner.refuse(beat, "node")
+    (entry,) = [send.message for send in runner.sent(NodeRegistered)]
+    assert (entry.runs, entry.witness_key) == ((RUN,), b"w" * 32)
+    worker = FakeRunner(witness_key=b"w" * 32)
+    worker.wait(2_000)
+    worker.refuse(worker.sent(Heartbeat)[0], "node")
+    (entry,) = [send.message for send in worker.sent(NodeRegistered)]
+    assert (entry.runs, entry.witness_key) == ((), b"")
+
+
+def test_a_lease_is_answered_with_the_checkpoint_that_it_names_or_returned() -> None:
+    runner = FakeRunner().ready()
+    runner.heartbeat(weights=weights(1))
+    runner.post(WeightsReady(Step(1), digest("root 1")))
+    runner.lease(grant(step=1, made_with=0))
+    (job,) = runner.pop(Generate)
+    assert (job.checkpoint_step, job.checkpoint_root) == (Step(0), digest("root 0"))
+    other = FakeRunner()
+    other.heartbeat(weights=weights(1))
+    other.post(WeightsReady(Step(1), digest("root 1")))
+    other.lease(grant(step=1, made_with=0))
+    assert other.pop(Generate) == []
+    (ended,) = [send.message for send in other.sent(LeaseEnded)]
+    assert "newer checkpoint than 0" in ended.reason
+
+
 # --- Joining --------------------------------------------------------------------------------------------------------
 
 
@@ -216,6 +279,19 @@ def test_an_unknown_node_registers_and_then_stakes() -> None:
     runner.reply(registration, EntryReply(index=1, at_ms=START_MS))
     runner.answer(runner.sent(Heartbeat)[0])
     assert [send.message for send in runner.sent(Staked)] == [Staked(node=KEY.node, amount_nano=7)]
+
+
+def test_a_validator_registers_for_every_run_that_its_owner_lists_and_a_worker_for_none() -> None:
+    listed = (RunId("another"), RUN)
+    for roles, runs, expected in (
+        ((Role.VALIDATOR,), listed, listed),
+        ((Role.VALIDATOR,), (), (RUN,)),
+        ((Role.WORKER,), (), ()),
+    ):
+        runner = FakeRunner(roles, runs_audited=runs)
+        runner.wait(2_000)
+        runner.refuse(runner.sent(Heartbeat)[0], "node")
+        assert runner.sent(NodeRegistered)[0].message.runs == expected
 
 
 def test_a_silent_coordinator_is_asked_less_and_less_often() -> None:
@@ -446,7 +522,7 @@ def test_a_restarted_validator_does_not_judge_again_what_it_has_signed() -> None
 
 
 def test_an_inspection_ends_in_what_others_must_have_seen_and_in_no_verdict() -> None:
-    asked = replace(task(), readers=(node("b"), node("a"), node("c")))
+    asked = replace(task(), readers=tuple(ReadCoverage(node(name), 0) for name in "bac"))
     seen = {node("b"): bytes(READ_PROOF_BYTES), node("a"): b"\1" * READ_PROOF_BYTES, node("c"): b""}
     before = FakeRunner(VALIDATOR)
     before.heartbeat(audits=(asked,))
@@ -469,6 +545,99 @@ def test_a_verdict_carries_only_its_own_authors_read_proof() -> None:
     proofs = {KEY.node: b"\2" * READ_PROOF_BYTES, node("a"): b"\1" * READ_PROOF_BYTES}
     runner.post(AuditDone(runner.pop(Audit)[0].task.submission, replace(FINDING, read_proofs=proofs)))
     assert runner.sent(VerdictGiven)[0].message.read_proof == b"\2" * READ_PROOF_BYTES
+
+
+# --- Committed verdicts ---------------------------------------------------------------------------------------------
+
+LOGGED = EntryReply(index=1, at_ms=START_MS)
+
+
+def committed(finding: AuditFinding = FINDING) -> tuple[FakeRunner, Send]:
+    """A validator that has found its verdict, in a round with others; what it sends."""
+    runner = FakeRunner(VALIDATOR)
+    runner.heartbeat(audits=(replace(task(), commit=True),))
+    runner.post(AuditDone(runner.pop(Audit)[0].task.submission, finding))
+    assert runner.sent(VerdictGiven) == []
+    (commitment,) = runner.sent(VerdictCommitted)
+    return runner, commitment
+
+
+def test_a_verdict_is_committed_first_and_given_when_a_heartbeat_says_so() -> None:
+    runner, commitment = committed(replace(FINDING, has_bundle=True))
+    assert commitment.file == FINDING.evidence, "the evidence goes first: there is little time when the verdict is due"
+    runner.reply(commitment, LOGGED)
+    runner.heartbeat(audits=(replace(task(), commit=True),))
+    assert runner.pop(Audit) == []
+    assert runner.sent(VerdictGiven) == []
+    assert (runner.agent.audits.verdicts_given, len(runner.agent.audits.committed)) == (0, 1)
+    runner.heartbeat(reveals=(digest("other"), digest("theirs")))
+    (verdict,) = runner.sent(VerdictGiven)
+    assert hash_bytes(encode(verdict.message)) == commitment.message.commitment
+    assert (commitment.message.submission, verdict.file) == (digest("theirs"), None)
+    assert (runner.agent.audits.verdicts_given, len(runner.agent.audits.committed)) == (1, 0)
+    runner.reply(verdict, LOGGED)
+    runner.heartbeat(reveals=(digest("theirs"),))
+    assert runner.sent(VerdictGiven) == []
+
+
+def test_the_last_to_commit_gives_its_verdict_at_once() -> None:
+    runner, commitment = committed()
+    runner.reply(commitment, replace(LOGGED, can_reveal=True))
+    assert len(runner.sent(VerdictGiven)) == 1
+
+
+def test_a_node_killed_after_its_commitment_gives_the_same_verdict_after_its_restart() -> None:
+    before, commitment = committed()
+    for state in (decode_state(encode_state(before.state())), None):
+        if state is None:
+            before.reply(commitment, LOGGED)
+            state = before.state()
+        after = FakeRunner(VALIDATOR, state=state)
+        after.heartbeat(audits=(replace(task(), commit=True),), reveals=(digest("theirs"),))
+        assert after.pop(Audit) == [], "two verdicts that differ would be held against it"
+        for again in after.sent(VerdictCommitted):
+            assert again.message == commitment.message
+            after.reply(again, LOGGED)
+        (verdict,) = after.sent(VerdictGiven)
+        assert hash_bytes(encode(verdict.message)) == commitment.message.commitment
+
+
+def test_a_verdict_whose_commitment_is_refused_is_never_given() -> None:
+    runner, commitment = committed()
+    runner.refuse(commitment, "commitment")
+    runner.heartbeat(reveals=(digest("theirs"),))
+    assert runner.sent(VerdictGiven) == []
+    assert runner.state().committed == ()
+
+
+def test_a_verdict_that_comes_too_early_for_a_restarted_coordinator_is_given_later() -> None:
+    runner, commitment = committed()
+    runner.reply(commitment, replace(LOGGED, can_reveal=True))
+    (verdict,) = runner.sent(VerdictGiven)
+    runner.refuse(verdict, "commitment")
+    runner.heartbeat(reveals=(digest("theirs"),))
+    assert [send.message for send in runner.sent(VerdictGiven)] == [verdict.message]
+
+
+def test_a_committed_verdict_is_dropped_when_its_round_is_over() -> None:
+    runner, commitment = committed()
+    runner.reply(commitment, LOGGED)
+    while runner.now_ms <= task().deadline_ms + REVEAL_MS:
+        assert len(runner.agent.audits.committed) == 1
+        runner.heartbeat()
+    assert runner.state().committed == ()
+    runner.heartbeat(reveals=(digest("theirs"),))
+    assert runner.sent(VerdictGiven) == []
+
+
+def test_a_node_that_drains_waits_for_the_verdict_that_it_committed_to() -> None:
+    runner, commitment = committed()
+    runner.reply(commitment, LOGGED)
+    runner.post(DrainRequested())
+    assert runner.pop(Stop) == []
+    runner.heartbeat(reveals=(digest("theirs"),))
+    runner.reply(runner.sent(VerdictGiven)[0], LOGGED)
+    assert runner.pop(Stop) == [Stop("")]
 
 
 # --- Punishment and commands ----------------------------------------------------------------------------------------
@@ -699,3 +868,58 @@ def test_a_node_registers_with_its_addresses_and_again_only_when_they_change() -
     back = FakeRunner(roles=(Role.RELAY,), addresses=url, state=unsent)
     back.wait(2_000)
     assert back.sent(NodeRegistered) == [], "what was on its way is not true any more, and what the log says is"
+
+
+def limited(runner: FakeRunner, retry_after_ms: int) -> Send:
+    """The registration that was just sent comes too soon for the log."""
+    (register,) = runner.sent(NodeRegistered)
+    runner.refuse(register, "Payload.sender", RefusalCode.RATE_LIMITED, retry_after_ms)
+    return register
+
+
+def test_work_goes_on_under_the_old_registration_while_a_limit_holds_the_new_one_back() -> None:
+    old = NodeRegistered(roles=WORKER, hardware="", addresses=("http://10.0.0.1:8450",))
+    runner = FakeRunner(state=SavedState(registered=old))
+    register = limited(runner, REGISTRATION_MS)
+    ((due_ms, held),) = runner.agent.list_held()
+    assert (held.entry, due_ms >= runner.now_ms + REGISTRATION_MS) == (register.message, True)
+    runner.ready().lease(grant(minutes=30))
+    runner.post(Generated(0, made()))
+    runner.reply(runner.sent(Submitted)[0], EntryReply(index=1, at_ms=START_MS))
+    assert register.message in [pending.entry for pending in runner.state().pending], "a restart does not lose it"
+    runner.wait(due_ms - runner.now_ms - 1)
+    assert runner.sent(NodeRegistered) == []
+    runner.wait(1)
+    (again,) = runner.sent(NodeRegistered)
+    runner.reply(again, EntryReply(index=2, at_ms=runner.now_ms))
+    assert runner.state().registered == register.message
+    assert runner.agent.list_held() == ()
+
+
+def test_a_newcomer_waits_as_long_as_the_network_asks_and_is_not_given_up() -> None:
+    runner = FakeRunner()
+    runner.wait(2_000)
+    runner.refuse(runner.sent(Heartbeat)[0], "node")
+    limited(runner, 20 * 3_600_000)
+    runner.wait(60_000)
+    runner.refuse(runner.sent(Heartbeat)[0], "node")
+    assert runner.sent(NodeRegistered) == [], "it knows that it has to wait"
+    runner.wait(20 * 3_600_000)
+    (again,) = runner.sent(NodeRegistered)
+    assert again.message == NodeRegistered(roles=WORKER, hardware="")
+
+
+def test_a_node_that_drains_does_not_wait_for_what_is_held_back() -> None:
+    old = NodeRegistered(roles=VALIDATOR, hardware="another")
+    runner = FakeRunner(VALIDATOR, state=SavedState(registered=old))
+    limited(runner, REGISTRATION_MS)
+    runner.post(DrainRequested())
+    assert runner.pop(Stop) == [Stop("")]
+
+
+def test_a_short_wait_keeps_the_order() -> None:
+    runner = FakeRunner(VALIDATOR, state=SavedState(registered=NodeRegistered(roles=VALIDATOR, hardware="another")))
+    limited(runner, 1_000)
+    assert runner.agent.list_held() == ()
+    runner.wait(3_000)
+    assert len(runner.sent(NodeRegistered)) == 1

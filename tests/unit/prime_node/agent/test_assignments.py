@@ -20,6 +20,7 @@ def lease(number: int, slots: int, now_ms: int) -> LeaseGranted:
         lease=number,
         node=KEY.node,
         step=Step(0),
+        checkpoint_step=Step(0),
         first_slot=Slot(0),
         slots=slots,
         deadline_ms=now_ms + 60_000,

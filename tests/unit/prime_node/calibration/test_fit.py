@@ -16,15 +16,18 @@ from prime_node.calibration.fit import (
     PairNoise,
     bound_count,
     bound_extreme,
+    bound_margin_factor,
     bound_mean,
     bound_usual,
     collect_noise,
     count_quantile,
+    fit_margins,
     fit_tolerance,
     round_up,
 )
 from prime_node.calibration.report import COLUMNS, list_bounds, list_noise, render_toml
 from prime_node.engine.measurement import RowMeasurement, split_spans
+from prime_protocol.constants import MARGIN_RATE_MAX
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_protocol.proofs.toploc_verify import ChunkReport
@@ -140,7 +143,8 @@ def make_row(rng: np.random.Generator, number: int, noise: float) -> RowMeasurem
         )
         for _ in range(10)
     )
-    errors, margins = rng.exponential(0.01 * noise, tokens), rng.exponential(0.001 * noise, tokens)
+    errors = rng.exponential(0.01 * noise, tokens)
+    margins = rng.exponential(0.02 * noise, tokens) * (rng.random(tokens) < 0.05)
     return RowMeasurement(
         row=number,
         tokens=tokens,
@@ -222,6 +226,28 @@ def test_few_honest_chunks_are_beyond_what_is_usual() -> None:
         assert getattr(found, name) < 2 * values.max()
 
 
+def test_margins_are_bounded_so_that_no_bet_gains_and_no_wider() -> None:
+    quiet, loud = make_noise("a → a", 0.1), make_noise("a → b", 1.0)
+    found = Tolerance(**fit_margins([quiet, loud], CalibrationTarget()))
+    assert 0.05 < found.margin_rate < 0.06
+    assert 0.02 < found.margin_scale < 0.03
+    assert max(bound_margin_factor(noise, found, CalibrationTarget().z) for noise in (quiet, loud)) <= 1
+    # Completions of which some are much noisier than others widen both, and machines that never agree end at the most.
+    uneven = replace(loud, losers=loud.losers * np.where(np.arange(len(loud.tokens)) % 8, 0.4, 5.2))
+    wider = Tolerance(**fit_margins([uneven], CalibrationTarget()))
+    assert wider.margin_rate > found.margin_rate
+    apart = replace(loud, losers=loud.tokens, margin_sums=loud.tokens)
+    assert fit_margins([apart], CalibrationTarget())["margin_rate"] == MARGIN_RATE_MAX
+
+
+def test_short_answers_have_a_usual_of_their_own_although_no_chunk_is_whole() -> None:
+    noise = make_noise("a → a", 1.0)
+    short = replace(noise, is_whole=np.zeros_like(noise.is_whole))
+    found = fit_tolerance([short], CalibrationTarget(), precision=Precision.BFLOAT16, hidden=64)
+    assert (noise.chunk_margins > found.margin_usual).mean() <= 1 / USUAL_ONE_IN
+    assert (noise.chunk_logprobs > found.logprob_error_usual).mean() <= 1 / USUAL_ONE_IN
+
+
 def test_what_cannot_be_fitted_is_refused() -> None:
     with pytest.raises(LocalError, match="a → a has 500 chunks in 50 completions"):
         fit_tolerance([make_noise("a → a", 1.0, rows=50)], CalibrationTarget(), precision=Precision.FLOAT32, hidden=64)
@@ -248,7 +274,7 @@ def test_the_file_is_what_a_run_takes(tmp_path: Path) -> None:
     noises = [make_noise("torch float32 → vllm float32", 1.0)]
     tolerance = fit_tolerance(noises, CalibrationTarget(), precision=Precision.FLOAT32, hidden=64)
     path = tmp_path / "terms.toml"
-    path.write_text(render_toml(tolerance, CalibrationTarget(), noises, model="a model"))
+    path.write_text(render_toml(tolerance, CalibrationTarget(), noises, model="a model", at_ms=1_700_000_000_000))
     assert tomllib.loads(path.read_text())["tolerance"]["precision"] == "float32"
     flags = {
         "trainer": "0x" + "11" * 20,
@@ -256,8 +282,14 @@ def test_the_file_is_what_a_run_takes(tmp_path: Path) -> None:
         "task_set": "sort-digits",
         "vocabulary": "9",
         "units_per_token": "1",
+        "model_files": "0x" + "22" * 32,
     }
-    assert read_terms(flags, {}, path, None, is_devnet=True).tolerance == tolerance
+    terms = read_terms(flags, {}, path, None, is_devnet=False)
+    assert terms.tolerance == tolerance
+    assert (terms.calibration, terms.calibrated_at_ms) == (
+        "a model, float32, 2000 chunks, 1 pairings",
+        1_700_000_000_000,
+    )
     assert tolerance != Tolerance()
 
 

@@ -14,7 +14,7 @@ from prime_node.calibration.fit import (
 )
 from prime_node.engine.measurement import RowMeasurement
 from prime_protocol.constants import EVIDENCE_FRAUDULENT
-from prime_protocol.proofs.evidence import ReplayedChunk, compute_noise_deviation, sum_noise_weights
+from prime_protocol.proofs.evidence import Deviation, EvidenceCounter, ReplayedChunk, compute_noise_deviation
 from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.proofs.toploc_verify import ChunkReport
 
@@ -55,7 +55,15 @@ def judge(rows: list[RowMeasurement], tolerance: Tolerance) -> list[int]:
     """The evidence of each file of eight completions."""
     marks = [mark for row in rows if (mark := compute_noise_deviation(row.spans, row.chunks, tolerance)) is not None]
     assert len(marks) == len(rows)
-    return [sum_noise_weights(marks[start : start + 8]) for start in range(0, len(marks), 8)]
+    return [sum_file(marks[start : start + 8]) for start in range(0, len(marks), 8)]
+
+
+def sum_file(marks: list[Deviation]) -> int:
+    """The largest sum over the completions of a file."""
+    counter = EvidenceCounter()
+    for mark in marks:
+        counter.add(mark.weight)
+    return counter.sum().most
 
 
 def test_honest_files_stay_far_below_and_noise_that_never_stands_out_is_seen() -> None:

@@ -2,9 +2,10 @@
 
 import pytest
 
-from prime_node.cli.audit import LoggedVerdict, describe_read_proof, parse_verdict_id, parse_verdicts
+from prime_node.cli.audit import LoggedVerdict, check_finding, describe_read_proof, parse_verdict_id, parse_verdicts
 from prime_protocol.constants import READ_PROOF_BYTES, READ_PROOF_PROBES
 from prime_protocol.errors import LocalError
+from prime_protocol.ledger.entries import Outcome
 from prime_protocol.proofs.read_proofs import encode_read_proof
 from prime_protocol.wire.ids import NodeId
 
@@ -28,12 +29,12 @@ def test_anything_else_is_told_where_digests_are_found(text: str) -> None:
 def test_what_validators_said_is_read_from_the_log_with_their_read_proofs() -> None:
     looks = "0x" + "01" * READ_PROOF_BYTES
     rows = [
-        {"body": {"receipt": {"validator": str(node)}, "outcome": "accept", "read_proof": text}}
+        {"body": {"receipt": {"validator": str(node)}, "outcome": "accept", "read_proof": text, "blocks_read": 2}}
         for node, text in ((ANN, looks), (BOB, "0x"))
     ]
-    assert parse_verdicts({"rows": rows}) == {
-        ANN: LoggedVerdict(outcome="accept", read_proof=b"\1" * READ_PROOF_BYTES),
-        BOB: LoggedVerdict(outcome="accept", read_proof=b""),
+    assert parse_verdicts(rows) == {
+        ANN: LoggedVerdict(outcome="accept", read_proof=b"\1" * READ_PROOF_BYTES, blocks_read=2),
+        BOB: LoggedVerdict(outcome="accept", read_proof=b"", blocks_read=2),
     }
 
 
@@ -56,3 +57,10 @@ def test_what_validators_said_is_read_from_the_log_with_their_read_proofs() -> N
 )
 def test_a_read_proof_is_described_in_words(said: bytes, found: bytes, words: str) -> None:
     assert describe_read_proof(said, found) == words
+
+
+def test_a_finding_that_this_machine_does_not_confirm_is_filed_only_if_forced() -> None:
+    check_finding(Outcome.FRAUDULENT, is_forced=False)
+    check_finding(Outcome.ACCEPT, is_forced=True)
+    with pytest.raises(LocalError, match="--force"):
+        check_finding(Outcome.INVALID, is_forced=False)

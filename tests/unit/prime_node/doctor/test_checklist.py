@@ -31,7 +31,14 @@ GOOD = MachineReport(
     gpu_listing=GpuListing((), "", "no NVIDIA driver"),
     engine=EngineInstallFacts("/py", "2.13", "", (CPU,), ""),
     coordinator=CoordinatorFacts(
-        url="http://c:1", network="devnet", run="demo", model="tiny", version_min=1, skew_ms=20
+        url="http://c:1",
+        network="devnet",
+        run="demo",
+        model="tiny",
+        version_min=1,
+        calibration="two machines",
+        calibrated_ms_ago=3 * 86_400_000,
+        skew_ms=20,
     ),
     sources=SourceFacts(servers=3, reached=2, model_bytes=3 * GB, received_bytes=10**7, took_ms=1000),
     port=PortFacts(announce=(), listen="127.0.0.1 port any", problem="", is_ours=False),
@@ -47,10 +54,11 @@ def test_a_good_machine_has_nothing_to_do() -> None:
     assert {line.grade for line in lines.values()} == {CheckGrade.GOOD}
     assert not any(line.advice for line in lines.values())
     assert lines["roles"].found == "with a model of 3.0 GB it can be: worker, validator, relay"
+    assert lines["calibration"].found == "two machines, 3 days ago"
     assert lines["weights"].found == "10.0 MB/s (10.0 MB from 2 of 3 nodes)"
     assert list(lines) == [
         *("processor", "memory", "disk", "disk speed", "GPU", "engine", "device cpu"),
-        *("coordinator", "run", "clock", "version", "weights", "reached from outside", "roles"),
+        *("coordinator", "run", "clock", "version", "calibration", "weights", "reached from outside", "roles"),
     ]
 
 
@@ -120,6 +128,13 @@ def test_a_good_machine_has_nothing_to_do() -> None:
             CheckGrade.MISSING,
             "cannot reach",
             "check the URL",
+        ),
+        (
+            {"coordinator": replace(GOOD.coordinator, calibration="", calibrated_ms_ago=None)},
+            "calibration",
+            CheckGrade.NOTE,
+            "default bounds",
+            "ask the operator",
         ),
         (
             {"coordinator": replace(GOOD.coordinator, run="", run_problem="2 runs are active")},

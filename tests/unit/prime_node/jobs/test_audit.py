@@ -1,5 +1,6 @@
 """A validator's audit, with a real engine process: what it finds, what it keeps, and when it says nothing."""
 
+import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -7,9 +8,9 @@ from hashlib import sha256
 import pytest
 import pytest_asyncio
 
-from prime_node.agent.events import AuditDone, AuditFailed, AuditFinding, Generated
+from prime_lab.devnet.tiny_models import make_tokenizer
+from prime_node.agent.events import AuditDone, AuditFailed
 from prime_node.engine.config import EngineConfig
-from prime_node.jobs.audit import Auditor
 from prime_node.jobs.examination import (
     EvidenceBundle,
     compare_metrics,
@@ -23,87 +24,23 @@ from prime_node.jobs.file_checks import Judgement
 from prime_protocol.constants import READ_PROOF_BYTES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Outcome
-from prime_protocol.proofs.read_proofs import is_read_proof_refuted
-from prime_protocol.rollouts.file import read_rollouts, write_rollouts
+from prime_protocol.proofs.read_proofs import ReadCoverage, is_read_proof_refuted
 from prime_protocol.rollouts.rollout import FinishReason, Rollout
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.ids import Digest, NodeId
-from prime_protocol.wire.signing import Signature
-from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, SubmissionReceipt, sign_document
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, sign_document
 from prime_runtime.clock import SystemClock
-from prime_runtime.http.config import ServerAddress
-from prime_runtime.sandbox.sandbox import Sandbox
-from support.job_setup import KEY, NETWORK, RUN, JobSetup, digest, grant, wanted
+from support.audit_bench import Bench, make_bench
+from support.job_setup import KEY, JobSetup, digest
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-class Shop:
-    """Serves one file, as a coordinator would, or another one, or none."""
-
-    def __init__(self, data: bytes | None) -> None:
-        self.data = data
-
-    async def get(self, server: ServerAddress, path: str, **limits: object) -> bytes | None:
-        return self.data
-
-
-class Bench:
-    """A validator and the honest file of a lease."""
-
-    def __init__(self, setup: JobSetup, data: bytes) -> None:
-        self.setup = setup
-        self.data = data
-        self.lease = grant()
-        self.signed: tuple[SubmissionReceipt, Signature] | None = None
-
-    async def audit(self, data: bytes | None, **changes: object) -> AuditDone | AuditFailed:
-        """`data` is what the coordinator hands out for it; None: nothing."""
-        given = self.data if data is None else data
-        auditor = Auditor(
-            Shop(data),  # type: ignore[arg-type]
-            ServerAddress("http://127.0.0.1:1", KEY.node),
-            NETWORK,
-            RUN,
-            node=KEY.node,
-            contexts=self.setup,  # type: ignore[arg-type]
-            engine=self.setup.engine,
-            spool=self.setup.spool,
-            sandbox=Sandbox(),
-            fetch_receipt=self._find_receipt,
-            clock=SystemClock(),
-        )
-        self.auditor = auditor
-        return await auditor.audit(replace(self.setup.task(given, self.lease), **changes))
-
-    async def find(self, data: bytes, *, is_signed: bool = True) -> AuditFinding:
-        receipt = self.setup.receipt(data, self.lease)
-        if is_signed:
-            self.signed = receipt, sign_document(KEY, receipt, EMBEDDED_DOMAIN)
-        event = await self.audit(data)
-        assert isinstance(event, AuditDone), self.auditor.problem
-        return event.finding
-
-    async def _find_receipt(self, submission: Digest) -> tuple[SubmissionReceipt, Signature] | None:
-        return self.signed
-
-    def forge(self, change: Callable[[Rollout], Rollout]) -> bytes:
-        """The honest file with its second row changed."""
-        file = read_rollouts(self.data, self.setup.context.get_limits(2, 1))
-        rows = [file.rows[0], change(file.rows[1])]
-        return write_rollouts(file.header, rows)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bench(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
-    setup = JobSetup(tmp_path_factory.mktemp("scene"))
-    event = await setup.generator.generate(wanted(), lambda progress: None)
-    assert isinstance(event, Generated)
-    data = setup.spool.get(event.file.file_digest)
-    assert data is not None
-    setup.spool.remove(event.file.file_digest)
-    yield Bench(setup, data)
-    await setup.engine.close()
+    bench = await make_bench(tmp_path_factory.mktemp("scene"))
+    yield bench
+    await bench.setup.engine.close()
 
 
 def swap_token(row: Rollout) -> Rollout:
@@ -158,6 +95,19 @@ async def test_what_breaks_here_is_no_verdict(bench: Bench) -> None:
     assert not list((bench.setup.folder / "files").iterdir()), "and nothing is kept of it"
 
 
+async def test_a_tokenizer_that_panics_on_an_answer_is_no_verdict(bench: Bench) -> None:
+    honest = bench.setup.context
+    hostile = make_tokenizer(64) | {"decoder": {"type": "Strip", "content": "1", "start": 9, "stop": 9}}
+    model = replace(honest.model, tokenizer_json=json.dumps(hostile).encode())
+    bench.setup.context = replace(honest, model=model)
+    try:
+        assert isinstance(await bench.audit(bench.data), AuditFailed)
+        assert "PanicException" in bench.auditor.problem
+    finally:
+        bench.setup.context = honest
+    assert (await bench.find(bench.data)).outcome is Outcome.ACCEPT
+
+
 async def test_a_file_that_finds_a_bug_of_ours_is_no_verdict_and_the_node_goes_on(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,8 +131,7 @@ async def test_weights_that_went_bad_in_this_machine_are_no_verdict(bench: Bench
     async with engine.acquire(context.root, context.folder, context.terms.tolerance.precision):
         model.write_bytes(good)
     assert isinstance(await bench.audit(bench.data), AuditFailed)
-    assert "the first check found the file fraudulent" in bench.auditor.problem
-    assert "the second accept" in bench.auditor.problem
+    assert "0.0 at the second: this machine's memory or engine is faulty" in bench.auditor.problem
     assert (await bench.find(bench.data)).outcome is Outcome.ACCEPT, "what it holds now was loaded anew"
 
 
@@ -315,7 +264,7 @@ async def test_a_finding_has_its_own_read_proof_whatever_the_outcome(bench: Benc
 
 async def test_an_inspection_yields_the_read_proofs_of_the_readers_only(bench: Bench) -> None:
     said, other = (await bench.find(bench.data)).read_proofs[KEY.node], NodeId(bytes(20))
-    event = await bench.audit(bench.data, readers=(KEY.node, other))
+    event = await bench.audit(bench.data, readers=(ReadCoverage(KEY.node, 0), ReadCoverage(other, 0)))
     assert isinstance(event, AuditDone)
     seen = event.finding.read_proofs
     assert seen.keys() == {KEY.node, other}
@@ -328,6 +277,6 @@ async def test_an_inspection_yields_the_read_proofs_of_the_readers_only(bench: B
 async def test_a_file_that_fails_without_the_model_has_no_read_proof(bench: Bench) -> None:
     finding = await bench.find(bench.forge(FORGERIES["another prompt"]))
     assert (finding.outcome, finding.read_proofs) == (Outcome.FRAUDULENT, {})
-    event = await bench.audit(b"no file", readers=(KEY.node,))
+    event = await bench.audit(b"no file", readers=(ReadCoverage(KEY.node, 0),))
     assert isinstance(event, AuditDone)
     assert event.finding.read_proofs == {}

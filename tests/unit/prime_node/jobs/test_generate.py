@@ -1,6 +1,7 @@
 """From a lease to a file that passes the public checks, with a real engine process; and every way it can fail."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from prime_lab.devnet.tiny_models import make_tokenizer
 from prime_node.agent.events import Generated, GenerationFailed, GenerationProgressed
 from prime_node.engine.lifecycle import EngineState
 from prime_node.storage.journal import JobState
@@ -17,6 +19,7 @@ from prime_protocol.rollouts.rollout import compute_rollout_root
 from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.messages import StepReply
 from prime_runtime.http.client import Unreachable
+from prime_runtime.model_files import ModelFiles
 from support.job_setup import KEY, RUN, SETUP_TERMS, JobSetup, digest, grant, wanted
 
 
@@ -107,6 +110,21 @@ async def test_an_engine_that_keeps_dying_costs_the_lease_and_is_then_held(setup
     again = await setup.generator.generate(wanted(1), ignore)
     assert isinstance(again, GenerationFailed)
     assert "3 times in a row" in again.reason
+
+
+async def test_a_hostile_tokenizer_costs_the_lease_and_neither_the_node_nor_the_engine(setup: JobSetup) -> None:
+    hostile = make_tokenizer(64) | {"pre_tokenizer": {"type": "FixedLength", "length": 0}}
+    (setup.checkpoint / "tokenizer.json").write_text(json.dumps(hostile))
+    honest, setup.context = setup.context, replace(setup.context, model=ModelFiles.open(setup.checkpoint))
+    event = await setup.generator.generate(wanted(0), ignore)
+    assert isinstance(event, GenerationFailed)
+    assert "fails: PanicException: chunk size must be non-zero" in event.reason
+    again = await setup.generator.generate(wanted(1), ignore)
+    assert isinstance(again, GenerationFailed)
+    assert setup.context.model.tokenizer.pid is None, "it is not tried again at once"
+    assert not setup.engine.is_broken
+    setup.context = honest
+    assert isinstance(await setup.generator.generate(wanted(2), ignore), Generated)
 
 
 async def test_an_abandoned_lease_leaves_nothing_behind(setup: JobSetup) -> None:

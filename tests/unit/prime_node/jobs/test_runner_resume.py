@@ -44,6 +44,7 @@ from prime_protocol.wire.messages import (
 from prime_protocol.wire.typed_data import compute_receipt_id
 from prime_runtime.clock import SystemClock
 from support.job_setup import BEACON, KEY, NETWORK, ROOT, RUN, JobSetup, digest, grant
+from support.ledger_network import ACCOUNT
 
 WRITES = 7
 """File, journal, memory, the coordinator's log, memory, journal; and one more, so that the last case has no crash."""
@@ -74,6 +75,8 @@ class Coordinator:
             command=NodeCommand.NONE,
             version_min=1,
             upgrade_by_ms=0,
+            account=ACCOUNT,
+            updates=(),
         )
 
     def lease(self) -> LeaseReply:

@@ -1,5 +1,7 @@
 """What the work of a step goes by: asked once, fetched by digest, kept while it is in use; and answers graded by it."""
 
+import os
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -74,8 +76,25 @@ async def test_a_step_is_asked_for_once(tmp_path: Path) -> None:
     for _ in range(3):
         async with contexts.open(Step(0), ROOT) as context:
             assert (context.beacon, context.terms, context.root) == (BEACON, SETUP_TERMS, ROOT)
-            assert context.encode_prompt(5).dtype == np.int32
+            assert context.encode_prompts([5])[5].dtype == np.int32
     assert line.asked == ["step 0"]
+
+
+async def test_checkpoints_with_the_same_files_share_one_tokenizer_whose_problem_is_told(tmp_path: Path) -> None:
+    contexts = StepContexts(Line(), SERVER, RUN, Disk(JobSetup(tmp_path).checkpoint), tmp_path)  # type: ignore[arg-type]
+    first = await contexts._open_model(ROOT, tmp_path / "checkpoint")
+    shutil.copytree(tmp_path / "checkpoint", tmp_path / "next")
+    assert await contexts._open_model(digest("next"), tmp_path / "next") is first
+    assert (contexts.tokenizer_problem, first.encode_prompts(["1"])) == ("", [[1]])
+    pid = first.tokenizer.pid
+    assert pid is not None
+    contexts.close()
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    (tmp_path / "next" / "tokenizer.json").write_text("{}")
+    other = await contexts._open_model(digest("other"), tmp_path / "next")
+    with pytest.raises(LocalError):
+        other.encode_prompts(["1"])
+    assert "cannot be read" in contexts.tokenizer_problem
 
 
 async def test_a_coordinator_that_tells_of_another_checkpoint_is_not_believed(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
-"""What the public log says of this node's work, and what follows: journal, files, appeals, stake."""
+"""What the coordinator says of this node's work, and what follows: journal, files, appeals, stake."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -7,15 +8,22 @@ import pytest
 
 from prime_node.agent.events import Event, SlashReported, StakeMissing
 from prime_node.log import public_api as public_log
-from prime_node.log.public_api import NodeAccount, RunSnapshot, SubmissionStatus
-from prime_node.log.submission_tracker import FOLLOW_MS, LATE_MS, SubmissionTracker, compute_missing_stake, derive_state
+from prime_node.log.submission_tracker import (
+    FOLLOW_MS,
+    LATE_MS,
+    UNKNOWN_REASON,
+    SubmissionTracker,
+    compute_missing_stake,
+)
 from prime_node.storage.journal import JobRecord, JobState, Journal
 from prime_node.storage.saved_state import UploadSpool
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.messages import AccountStatus, HeartbeatReply, NodeCommand, SubmissionUpdate
+from prime_protocol.wire.messages import SubmissionStage as Stage
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, SubmissionReceipt, compute_receipt_id
-from prime_runtime.http.coordinator_api import NotFound
 from support.job_setup import KEY, NETWORK, RUN, digest
+from support.ledger_network import ACCOUNT
 
 S = JobState
 START_MS = 1_800_000_000_000
@@ -31,31 +39,17 @@ class Clock:
         return self.now
 
 
-class Api:
-    """Answers by path, as the coordinator's JSON does; what is missing is not known."""
-
-    def __init__(self) -> None:
-        self.answers: dict[str, Any] = {}
-        self.asked: list[str] = []
-
-    async def get(self, path: str, **query: str) -> Any:
-        self.asked.append(path)
-        if path not in self.answers:
-            raise NotFound(path)
-        return self.answers[path]
-
-
 class TrackerSetup:
-    """Outcomes over a journal with one piece, and the coordinator's side of it."""
+    """A tracker over a journal with one job, and the coordinator's side of it."""
 
     def __init__(self, folder: Path, *, stakes: bool = False) -> None:
-        self.clock, self.api = Clock(), Api()
+        self.clock = Clock()
         self.events: list[Event] = []
+        self.number = 0
         self.journal, self.spool = Journal(folder / "journal.db"), UploadSpool(folder / "files")
         self.tracker = SubmissionTracker(
             "http://127.0.0.1:1",
             None,
-            node=KEY.node,
             run=RUN,
             domain=EMBEDDED_DOMAIN,
             journal=self.journal,
@@ -64,7 +58,6 @@ class TrackerSetup:
             post_event=self.events.append,
             clock=self.clock,  # type: ignore[arg-type]
         )
-        self.run(unpaid=[0])
         file = self.spool.put(b"rollouts")
         self.name = digest("submission")
         self.journal.add(
@@ -83,28 +76,33 @@ class TrackerSetup:
             START_MS,
         )
 
-    def run(self, unpaid: list[int], stake_min: int = 100) -> None:
-        steps = [{"step": step, "paid": False} for step in unpaid] + [{"step": 99, "paid": True}]
-        self.api.answers[f"/runs/{RUN}"] = {"terms": {"stake_min_nano": stake_min}, "steps": steps}
-
-    def node(self, **changes: int) -> None:
-        numbers = {"stake_nano": 0, "earned_nano": 0, "fraudulent": 0, **changes}
-        self.api.answers[f"/nodes/{KEY.node}"] = {
-            "summary": numbers,
-            "owner_balance_nano": changes.get("balance", 0),
-            "standings": [{"run": RUN, "standing": "unstaked", "works": False, "way_out": "its owner stakes enough"}],
-        }
-
-    def submission(self, progress: str, *, verdicts: int = 0, credited: bool = False) -> None:
-        row = {"submission": str(self.name), "step": 0, "progress": progress, "verdicts": verdicts}
-        self.api.answers["/submissions"] = {"rows": [{**row, "credited": credited}], "next": None}
-
-    def verdicts(self, outcome: str, reason: str) -> None:
-        row = {"outcome": outcome, "reason": reason, "evidence": str(digest("bundle"))}
-        self.api.answers["/verdicts"] = {"rows": [{**row, "outcome": "accept", "reason": ""}, row], "next": None}
-
-    async def poll_once(self) -> JobRecord:
-        await self.tracker.poll(self.api)  # type: ignore[arg-type]
+    def hear(
+        self, stage: Stage | None = None, reason: str = "", appeal_until_ms: int = 0, account: AccountStatus = ACCOUNT
+    ) -> JobRecord:
+        """A heartbeat reply, with an update about the submission unless `stage` is None."""
+        self.number += 1
+        update = SubmissionUpdate(
+            number=self.number,
+            submission=self.name,
+            stage=stage or Stage.RECEIVED,
+            reason=reason,
+            appeal_until_ms=appeal_until_ms,
+        )
+        reply = HeartbeatReply(
+            now_ms=self.clock.now,
+            next_heartbeat_ms=10_000,
+            head=b"",
+            weights=None,
+            lag_max=1,
+            leases=(),
+            audits=(),
+            command=NodeCommand.NONE,
+            version_min=1,
+            upgrade_by_ms=0,
+            account=account,
+            updates=(update,) if stage else (),
+        )
+        self.tracker.apply_reply(reply)
         record = self.journal.get_by_lease(RUN, 0)
         assert record is not None
         return record
@@ -119,123 +117,89 @@ def setup(tmp_path: Path) -> TrackerSetup:
     return TrackerSetup(tmp_path)
 
 
-async def test_a_submission_is_tracked_until_paid_and_its_file_kept_until_accepted(
-    setup: TrackerSetup,
-) -> None:
-    seen = []
-    for progress, verdicts, credited, unpaid in (
-        ("waiting", 0, False, [0]),
-        ("auditing", 0, False, [0]),
-        ("auditing", 1, False, [0]),
-        ("accepted", 1, False, [0]),
-        ("accepted", 1, True, [0]),
-        ("accepted", 1, True, []),
-    ):
-        setup.submission(progress, verdicts=verdicts, credited=credited)
-        setup.run(unpaid)
-        seen.append(((await setup.poll_once()).state, setup.has_file))
+def test_a_submission_is_tracked_until_paid_and_its_file_kept_until_accepted(setup: TrackerSetup) -> None:
+    stages = (Stage.RECEIVED, Stage.CHECKED, Stage.ACCEPTED, Stage.CREDITED, Stage.PAID)
+    seen = [(setup.hear(stage).state, setup.has_file) for stage in stages]
     assert seen == [
-        (S.RECEIVED, True),
         (S.RECEIVED, True),
         (S.CHECKED, True),
         (S.ACCEPTED, False),
         (S.CREDITED, False),
         (S.PAID, False),
     ]
-    asked = len(setup.api.asked)
-    await setup.poll_once()
-    assert "/submissions" not in setup.api.asked[asked:], "what is over is not asked for any more"
+    assert not setup.journal.list_open(RUN)
+    assert setup.hear(Stage.CREDITED).state is S.PAID, "an update that comes again changes nothing"
 
 
-async def test_a_soft_rejection_ends_with_the_validators_reason(setup: TrackerSetup) -> None:
-    setup.submission("invalid", verdicts=1)
-    setup.verdicts("invalid", "the file is not in order")
-    record = await setup.poll_once()
+def test_an_update_about_a_submission_of_another_journal_is_passed_over(setup: TrackerSetup) -> None:
+    setup.name = digest("another")
+    assert setup.hear(Stage.PAID).state is S.PRODUCED
+
+
+def test_a_soft_rejection_ends_with_the_validators_reason(setup: TrackerSetup) -> None:
+    record = setup.hear(Stage.INVALID, "invalid: the file is not in order")
     assert (record.state, record.is_open, setup.has_file) == (S.REJECTED, False, False)
-    assert record.reason == f"invalid: the file is not in order; evidence {digest('bundle')}"
+    assert record.reason == "invalid: the file is not in order"
+    assert setup.hear(Stage.INVALID, "another").reason == "invalid: the file is not in order"
 
 
-async def test_a_slash_is_appealed_while_it_can_be_and_then_written_down(setup: TrackerSetup) -> None:
-    setup.submission("fraudulent", verdicts=1)
-    setup.verdicts("fraudulent", "margin of row 3")
-    record = await setup.poll_once()
+def test_a_rejection_without_a_reason_says_where_to_find_it(setup: TrackerSetup) -> None:
+    assert setup.hear(Stage.INVALID).reason == UNKNOWN_REASON
+
+
+def test_a_slash_is_appealed_while_it_can_be_and_then_written_down(setup: TrackerSetup) -> None:
+    record = setup.hear(Stage.FRAUDULENT, "margin of row 3")
     assert (record.state, record.is_open, setup.has_file) == (S.REJECTED, True, True)
-    assert "margin of row 3" in record.reason
-    slash = {"progress": "proposed", "appeal_until_ms": START_MS + 9}
-    setup.api.answers[f"/slashes/{setup.name}"] = slash
-    await setup.poll_once()
+    assert (record.reason, setup.events) == ("margin of row 3", [])
+    setup.hear(Stage.FRAUDULENT, "margin of row 3", START_MS + 9)
     assert setup.events == [SlashReported(setup.name, START_MS + 9, is_own=True)]
-    setup.api.answers[f"/slashes/{setup.name}"] = {"progress": "executed", "appeal_until_ms": None}
-    record = await setup.poll_once()
+    record = setup.hear(Stage.SLASHED)
     assert (record.state, record.is_open, setup.has_file) == (S.SLASHED, False, False)
-    assert "margin of row 3" in record.reason
+    assert record.reason == "margin of row 3"
 
 
-async def test_an_overturned_slash_leaves_an_accepted_job(setup: TrackerSetup) -> None:
-    setup.submission("fraudulent", verdicts=1)
-    setup.verdicts("fraudulent", "margin of row 3")
-    await setup.poll_once()
-    setup.submission("accepted", verdicts=4, credited=True)
-    record = await setup.poll_once()
+def test_an_overturned_slash_leaves_an_accepted_job(setup: TrackerSetup) -> None:
+    setup.hear(Stage.FRAUDULENT, "margin of row 3")
+    record = setup.hear(Stage.CREDITED)
     assert (record.state, record.reason) == (S.CREDITED, "")
 
 
-async def test_what_the_log_does_not_have_after_its_deadline_will_never_be_there(setup: TrackerSetup) -> None:
-    setup.api.answers["/submissions"] = {"rows": [], "next": None}
-    assert (await setup.poll_once()).state is S.PRODUCED
+def test_what_the_log_does_not_have_after_its_deadline_will_never_be_there(setup: TrackerSetup) -> None:
+    assert setup.hear().state is S.PRODUCED
     setup.clock.now = START_MS + 60_000 + LATE_MS + 1
-    record = await setup.poll_once()
+    record = setup.hear()
     assert (record.state, setup.has_file) == (S.REFUSED, False)
     assert "before its lease's deadline" in record.reason
 
 
-async def test_nothing_is_followed_for_ever(setup: TrackerSetup) -> None:
-    setup.submission("waiting")
-    await setup.poll_once()
-    setup.api.answers["/submissions"] = {"rows": [], "next": None}
+def test_nothing_is_followed_for_ever(setup: TrackerSetup) -> None:
+    setup.hear(Stage.RECEIVED)
     setup.clock.now = START_MS + FOLLOW_MS + 1
-    record = await setup.poll_once()
+    record = setup.hear()
     assert (record.state, record.is_open) == (S.RECEIVED, False)
 
 
-async def test_stake_is_asked_for_once_the_balance_is_there(tmp_path: Path) -> None:
+def test_stake_is_asked_for_once_the_balance_is_there(tmp_path: Path) -> None:
     setup = TrackerSetup(tmp_path, stakes=True)
-    setup.submission("waiting")
-    await setup.poll_once()
-    assert setup.events == [], "the log does not know this node yet"
     for balance, stake in ((50, 0), (150, 0), (50, 100)):
-        setup.node(balance=balance, stake_nano=stake)
-        await setup.poll_once()
-        await setup.poll_once()
+        account = replace(ACCOUNT, balance_nano=balance, stake_nano=stake)
+        setup.hear(account=account)
+        setup.hear(account=account)
     assert setup.events == [StakeMissing(100), StakeMissing(0)]
-    assert setup.tracker.account is not None
-    assert (setup.tracker.account.standing, setup.tracker.account.may_work) == ("unstaked", False)
+    assert setup.tracker.account == account
 
 
 def test_a_node_that_was_found_dishonest_puts_up_no_more_by_itself() -> None:
-    node = NodeAccount(
-        standing="", may_work=False, remedy="", stake_nano=40, balance_nano=100, earned_nano=0, fraudulent=0
-    )
-    run = RunSnapshot(stake_min_nano=100, unpaid_steps=frozenset())
-    assert compute_missing_stake(node, run) == 60
-    slashed = NodeAccount(**{name: getattr(node, name) for name in NodeAccount.__slots__} | {"fraudulent": 1})
-    assert compute_missing_stake(slashed, run) == 0
-
-
-def test_an_unknown_progress_counts_as_received() -> None:
-    seen = SubmissionStatus(submission=digest("x"), step=0, progress="in orbit", verdicts=0, credited=False)
-    assert derive_state(seen, frozenset()) is S.RECEIVED
+    account = replace(ACCOUNT, stake_nano=40, balance_nano=100)
+    assert compute_missing_stake(account) == 60
+    assert compute_missing_stake(replace(account, fraudulent=1)) == 0
 
 
 @pytest.mark.parametrize(
     ("make", "answer"),
     [
-        (public_log.parse_submissions, {"rows": [{}], "next": None}),
-        (public_log.parse_submissions, []),
-        (public_log.parse_run, {"terms": {}, "steps": []}),
-        (lambda answer: public_log.parse_node(answer, RUN), {"summary": {}, "standings": None}),
-        (public_log.parse_receipt, {"rows": []}),
-        (public_log.parse_slash, {"progress": "x", "appeal_until_ms": "soon"}),
+        (public_log.parse_receipt, {"body": {}}),
+        (public_log.parse_evidence_digest, []),
     ],
 )
 def test_an_answer_of_another_form_is_an_error_that_says_so(make: Any, answer: Any) -> None:
@@ -259,7 +223,7 @@ def test_a_receipt_comes_out_of_the_public_log_as_it_went_in() -> None:
         "receipt": {name: value if isinstance(value, int) else str(value) for name, value in plain.items()},
         "signature": "0x" + "11" * 65,
     }
-    found, signature = public_log.parse_receipt({"rows": [{"body": body}]})
+    found, signature = public_log.parse_receipt({"body": body})
     assert (found, len(signature)) == (receipt, 65)
     assert compute_receipt_id(found) == compute_receipt_id(receipt)
 

@@ -7,34 +7,35 @@ from pathlib import Path
 import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from prime_node.log.log_sources import LogSource
 from prime_node.log.tree_heads import (
     HeadMonitor,
     HeadRelation,
-    SignedHead,
     compare_sizes,
     compare_with_tiles,
-    cut_tile,
-    full_tile,
     list_proof_tiles,
     read_log_key,
 )
-from prime_protocol.constants import TILE_HASHES
-from prime_protocol.errors import RemoteError
+from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.messages import HeadSeen
 from prime_protocol.ledger.entries import LogRecord, NetworkCreated
-from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
-from prime_protocol.log.tiles import Tile, encode_bundle, encode_tile, list_new_bundles, list_new_tiles
-from prime_protocol.log.tree_head import TreeHead, VerifierKey, sign_tree_head
+from prime_protocol.log.tiles import EntryBundle, Tile
+from prime_protocol.log.tree_head import (
+    SignatureKind,
+    VerifierKey,
+    derive_witness_key,
+    is_cosigned,
+    open_cosigned_tree_head,
+)
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.envelope import seal_envelope
 from prime_protocol.wire.ids import NodeId
-from prime_runtime.clock import SystemClock
+from prime_protocol.wire.messages import Cosigned
+from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http.config import ServerAddress
 from support.gossip_examples import NETWORK, NOW_MS, key_of
-
-LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
-ORIGIN = "prime-swarm/testnet"
-VKEY = VerifierKey.of(ORIGIN, LOG_KEY)
+from support.ledger_network import RANDOMNESS
+from support.served_log import VKEY, ServedLog
 
 
 def leaves_of(size: int, story: str = "") -> list[bytes]:
@@ -42,7 +43,7 @@ def leaves_of(size: int, story: str = "") -> list[bytes]:
 
 
 def entry_zero(name: str = "coordinator", kind: str = "NetworkCreated") -> bytes:
-    created = NetworkCreated(log_key=str(VKEY), chain_id=0, contract=NodeId(bytes(20)), unbonding_ms=1)
+    created = NetworkCreated(log_key=str(VKEY), chain_id=0, contract=NodeId(bytes(20)), unbonding_ms=1, **RANDOMNESS)
     frame = seal_envelope(
         key_of(name),
         kind=kind,
@@ -56,38 +57,7 @@ def entry_zero(name: str = "coordinator", kind: str = "NetworkCreated") -> bytes
     return encode(LogRecord(at_ms=NOW_MS, frame=frame))
 
 
-class Log:
-    """A log that grows, and the files that its coordinator would serve."""
-
-    def __init__(self, size: int, story: str = "") -> None:
-        self.leaves = leaves_of(size, story)
-        self.tree = MerkleTree([compute_leaf_hash(leaf) for leaf in self.leaves])
-        self.asked = 0
-
-    def note(self, size: int, key: Ed25519PrivateKey = LOG_KEY) -> bytes:
-        return sign_tree_head(TreeHead(ORIGIN, size, compute_root(size, self.tree.get_node)), key)
-
-    def seen(self, size: int) -> SignedHead:
-        return SignedHead.open(self.note(size), VKEY)
-
-    def read_tile(self, tile: Tile) -> bytes:
-        return encode_tile(tile, self.tree.get_node)
-
-    def files(self) -> dict[str, bytes]:
-        size = len(self.leaves)
-        files = {f"/log/{tile.path}": self.read_tile(tile) for tile in list_new_tiles(0, size)}
-        for bundle in list_new_bundles(0, size):
-            first = bundle.index * TILE_HASHES
-            files[f"/log/{bundle.path}"] = encode_bundle(self.leaves[first : first + bundle.width])
-        return files | {"/log/checkpoint": self.note(size)}
-
-    async def get(self, server: ServerAddress, path: str, *, bytes_max: int) -> bytes | None:
-        """As HttpClient.get."""
-        self.asked += 1
-        return self.files().get(path)
-
-
-LONG, FORKED = Log(700), Log(700, " told otherwise")
+LONG, FORKED = ServedLog(leaves_of(700)), ServedLog(leaves_of(700, " told otherwise"))
 
 
 @pytest.mark.parametrize(("old", "new"), [(1, 2), (5, 300), (256, 257), (300, 700), (512, 700)])
@@ -110,10 +80,17 @@ def test_heads_of_two_histories_convict_the_log_and_wrong_tiles_do_not() -> None
     )
 
 
-def test_a_full_tile_begins_with_the_hashes_of_a_partial_one() -> None:
-    tile = Tile(0, 1, 44)
-    assert full_tile(tile) == Tile(0, 1, 256)
-    assert cut_tile(tile, LONG.read_tile(full_tile(tile))) == LONG.read_tile(tile)
+async def test_a_partial_tile_or_bundle_that_was_dropped_is_cut_from_the_full_one() -> None:
+    source = LogSource(LONG, ServerAddress("http://127.0.0.1:1", key_of("coordinator").node), "/log")  # type: ignore[arg-type]
+    tile, bundle = Tile(0, 1, 44), EntryBundle(1, 44)
+    assert f"/log/{tile.path}" not in LONG.files()
+    assert await source.fetch_tile(tile) == LONG.read_tile(tile)
+    leaves, read_bytes = await source.fetch_entries(bundle)
+    assert (leaves, read_bytes) == (LONG.leaves[256:300], len(LONG.files()["/log/tile/entries/001"]))
+    with pytest.raises(LocalError, match="has no tile/0/009"):
+        await source.fetch_tile(Tile(0, 9, 256))
+    with pytest.raises(LocalError, match="has no tile/entries/009"):
+        await source.fetch_entries(EntryBundle(9, 7))
 
 
 def test_the_logs_key_is_taken_only_from_a_first_entry_that_the_coordinator_signed() -> None:
@@ -128,7 +105,7 @@ def test_the_logs_key_is_taken_only_from_a_first_entry_that_the_coordinator_sign
 class Keeper:
     """A head keeper over a log, stepped by hand."""
 
-    def __init__(self, folder: Path, served: Log) -> None:
+    def __init__(self, folder: Path, served: ServedLog, clock: Clock | None = None) -> None:
         self.published: list[HeadSeen] = []
         self.verified: list[int] = []
         self.served = served
@@ -143,9 +120,10 @@ class Keeper:
             NETWORK,
             folder,
             log_key=None,
-            clock=SystemClock(),
+            clock=clock or SystemClock(),
             publish=publish,
             count_nodes=lambda: 0,
+            witness=key_of("witness"),
         )
         self.monitor.on_verified = self.verified.append
 
@@ -207,7 +185,59 @@ async def test_unsigned_or_unproven_heads_are_no_fork(tmp_path: Path) -> None:
     monitor.monitor.add_peer_head(HeadSeen(note=LONG.note(300, stranger)))
     monitor.monitor.add_coordinator_head(LONG.note(300))
     await monitor.until(lambda: monitor.verified == [300])
-    monitor.monitor.add_peer_head(HeadSeen(note=Log(701).note(701)))
+    monitor.monitor.add_peer_head(HeadSeen(note=ServedLog(leaves_of(701)).note(701)))
     monitor.monitor.add_peer_head(HeadSeen(note=FORKED.note(700)))
     await monitor.until(lambda: monitor.monitor.unproven == 2)
     assert monitor.monitor.forks == []
+
+
+async def test_a_witness_cosigns_a_head_of_the_history_it_knows_and_no_other(tmp_path: Path) -> None:
+    monitor = Keeper(tmp_path / "heads", LONG)
+    cosigned: list[Cosigned] = []
+    monitor.monitor.on_cosigned = cosigned.append
+    monitor.monitor.add_coordinator_head(LONG.note(600))
+    await monitor.until(lambda: monitor.verified == [600])
+    monitor.monitor.add_head_to_cosign(FORKED.note(700))
+    await monitor.until(lambda: monitor.monitor.unproven == 1)
+    assert cosigned == []
+    monitor.monitor.add_head_to_cosign(LONG.note(700))
+    await monitor.until(lambda: bool(cosigned))
+    (made,) = cosigned
+    key = derive_witness_key(key_of("witness")).public_key().public_bytes_raw()
+    assert made.head_size == 700
+    assert is_cosigned(LONG.seen(700).head, key, made.time_s, made.signature)
+    assert not is_cosigned(LONG.seen(700).head, key, made.time_s + 1, made.signature)
+    witness = VerifierKey(str(key_of("witness").node), SignatureKind.COSIGNATURE, key)
+    assert monitor.monitor.cosigned is not None
+    head, found = open_cosigned_tree_head(monitor.monitor.cosigned.note, [VKEY, witness])
+    assert (head.size, [each.time_s for each in found]) == (700, [made.time_s]), "what it gossips carries it"
+
+
+class StoppedClock(SystemClock):
+    """No pause ends."""
+
+    def monotonic_ms(self) -> int:
+        return 1
+
+    async def sleep_ms(self, span_ms: int) -> None:
+        await asyncio.Event().wait()
+
+
+async def test_a_cosignature_does_not_wait_for_the_pause_between_heads_of_other_nodes(tmp_path: Path) -> None:
+    monitor = Keeper(tmp_path / "heads", LONG, StoppedClock())
+    cosigned: list[Cosigned] = []
+    monitor.monitor.on_cosigned = cosigned.append
+    monitor.monitor.add_coordinator_head(LONG.note(700))
+    for size in (300, 512):
+        monitor.monitor.add_peer_head(HeadSeen(note=LONG.note(size)))
+
+    asked: list[int] = []
+
+    def ask_in_the_pause() -> bool:
+        if monitor.monitor.compared == 1 and not asked:
+            asked.append(700)
+            monitor.monitor.add_head_to_cosign(LONG.note(700))
+        return bool(cosigned)
+
+    await monitor.until(ask_in_the_pause)
+    assert monitor.monitor.compared == 1, "the pause between the others lasts"

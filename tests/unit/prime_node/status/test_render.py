@@ -69,7 +69,7 @@ def test_a_worker_at_work_says_where_it_stands(show: Any) -> None:
 def test_a_relay_shows_no_work_and_a_joining_node_what_it_waits_for() -> None:
     relay = render_text(RELAY)
     assert "keeping weights" in relay
-    assert not any(word in relay for word in ("engine", "standing", "lease", "verdicts"))
+    assert not any(word in relay for word in ("engine", "eligibility", "lease", "verdicts"))
     assert render_text(JOINING).splitlines() == [
         "!!! not joined yet: cannot reach http://c:1: connection refused",
         f"quiet-amber-otter  {REPORT['node']}",
@@ -80,8 +80,19 @@ def test_a_relay_shows_no_work_and_a_joining_node_what_it_waits_for() -> None:
     assert list_alerts(JOINING | {"problem": ""}) == []
 
 
+CLAIM = {"index": 9, "problem": "twice", "rule": "ledger", "accusers": ["0x11"], "answer": "unknown"}
 TROUBLES = [
     (changed(heads={"forks": ["fork-1.txt"]}), "THE LOG HAS FORKED"),
+    (
+        changed(accusations={"is_stopped": True, "reason": "THE COORDINATOR BROKE A RULE: entry 9"}),
+        "THE COORDINATOR BROKE A RULE: entry 9. The node has stopped working",
+    ),
+    (changed(accusations={"claims": [CLAIM]}), "0x11 claims that entry 9 of the log breaks a rule: twice"),
+    (
+        changed(accusations={"claims": [CLAIM | {"accusers": ["0x11", "0x22"]}]}),
+        "2 nodes claim that entry 9 of the log breaks a rule: twice",
+    ),
+    (changed(replay={"problem": "no source"}), "the log's rules are not being checked: no source"),
     (
         changed(coordinator={"is_reachable": False, "problem": "connection refused", "answered_ms_ago": 603_000}),
         "the coordinator has not answered for 10 min 3 s (the node keeps trying): connection refused",
@@ -90,8 +101,8 @@ TROUBLES = [
         changed(coordinator={"is_reachable": False, "problem": "refused", "answered_ms_ago": None}),
         "the coordinator has not answered yet: refused",
     ),
-    (changed(account={"standing": "outdated", "may_work": False}), "pip install --upgrade prime-swarm"),
-    (changed(account={"standing": "unstaked", "may_work": False}), "prime-node stake"),
+    (changed(account={"eligibility": "outdated", "is_eligible": False}), "pip install --upgrade prime-swarm"),
+    (changed(account={"eligibility": "unstaked", "is_eligible": False}), "prime-node stake"),
     (
         changed(coordinator={"refusal": "this machine's clock is 1 h behind"}),
         "this node's messages: this machine's clock is 1 h",
@@ -103,6 +114,10 @@ TROUBLES = [
     (
         changed(engine={"state": "broken", "last_error": "CUDA out of memory"}),
         "CUDA out of memory. Try: prime-node doctor",
+    ),
+    (
+        changed(tokenizer={"problem": "tokenizer.json of w fails: PanicException"}),
+        "the run's tokenizer cannot be used: tokenizer.json of w fails: PanicException",
     ),
     (REPORT | {"gpus": [GPU | {"problem": "it stopped answering"}]}, "GPU 0 is lost"),
     (changed(weights={"problem": "no room"}), "cannot load weights: no room"),
@@ -122,12 +137,12 @@ def test_alerts_come_first_and_say_what_to_do(report: dict[str, Any], expected: 
 
 
 def test_nothing_is_wrong_with_a_node_at_work_at_rest_or_held() -> None:
-    held = changed(owner={"hold": "outside the hours"}, account={"standing": "leaving", "may_work": False})
+    held = changed(owner={"hold": "outside the hours"}, account={"eligibility": "leaving", "is_eligible": False})
     for report in (
         REPORT,
         RELAY,
         held,
-        changed(account={"standing": "probing", "may_work": True}),
+        changed(account={"eligibility": "probing", "is_eligible": True}),
         REPORT | {"account": None},
     ):
         assert list_alerts(report) == []
@@ -162,11 +177,13 @@ def test_the_first_line_says_what_it_does(report: dict[str, Any], state: str) ->
 def test_details_appear_when_they_are_there() -> None:
     report = changed(
         engine={"precision": "", "state": "starting", "restarts": 2},
+        coordinator={"held": [{"entry": "NodeRegistered", "due_ms": 661_000}]},
         upload={"bytes_per_day_max": 10**9, "bytes_per_s_max": 10**6},
         heads={"unproven": 1},
         audits={
             "done": 5,
             "inspected": 2,
+            "ruled": 1,
             "open": [{"submission": "0x" + "9" * 64, "node": "0x2", "step": 3, "slots": 4, "deadline_ms": 71_000}],
         },
         weights={"transfers": [TRANSFER | {"corrupt": 1}], "held": []},
@@ -176,7 +193,9 @@ def test_details_appear_when_they_are_there() -> None:
     report |= {"parts": [{"name": "heads", "restarts": 1, "last_error": "no key"}]}
     text = render_text(report)
     for fact in (
+        "1 disputes decided",
         "starting: no model yet, restarted 2 times",
+        "NodeRegistered, sent again in 10 min: the network limits how often",
         "0 B today of 1.0 GB, at most 1.0 MB/s",
         "unproven: 1",
         "5 given, 1 open, 2 files inspected",
@@ -197,11 +216,11 @@ def test_standing_alerts_only_nodes_that_want_work() -> None:
             part
             for section in make_status_model(changed(**parts)).sections
             for part in section.parts
-            if isinstance(part, Fact) and part.name == "standing"
+            if isinstance(part, Fact) and part.name == "eligibility"
         )
         return fact.tone
 
-    idle = {"standing": "not a worker", "may_work": False}
+    idle = {"eligibility": "not a worker", "is_eligible": False}
     assert tone(account=idle, role="validator") is Tone.GOOD
     assert tone(account=idle, role="worker") is Tone.BAD
     assert tone(account=idle, role="both") is Tone.BAD
@@ -223,7 +242,7 @@ HOSTILE = "\x1b[2J<script>alert(1)</script>[red]\u202e&"
 def test_text_of_strangers_commands_neither_terminal_nor_browser() -> None:
     report = changed(
         coordinator={"is_reachable": False, "problem": HOSTILE},
-        account={"standing": HOSTILE, "remedy": HOSTILE},
+        account={"eligibility": HOSTILE, "remedy": HOSTILE},
         jobs={"last": [JOB | {"reason": HOSTILE, "state": "rejected"}]},
         p2p={"text": HOSTILE},
         owner={"hold": HOSTILE},
@@ -308,3 +327,13 @@ def test_gossip_without_peers_is_not_shown_as_on(status: P2PStatus | None, text:
 @pytest.mark.parametrize(("share", "shown"), [(0, "...."), (0.5, "##.."), (1, "####"), (7.0, "####"), (-1, "....")])
 def test_a_share_is_drawn_inside_its_bar(share: float, shown: str) -> None:
     assert draw_bar(share, 4) == shown
+
+
+def test_the_status_says_how_far_the_rules_were_replayed_and_what_was_found() -> None:
+    assert "replayed up to entry 5 of 7, rules kept" in render_text(REPORT)
+    broken = render_text(changed(replay={"broken": "units: is 9", "broken_index": 5}))
+    assert "replayed up to entry 5 of 7, ENTRY 5 BREAKS A RULE: units: is 9" in broken
+    lying = render_text(changed(replay={"wrong_bytes": {"http://m/log": "entries"}}))
+    assert "rules kept; wrong bytes from http://m/log" in lying
+    refuted = changed(accusations={"claims": [CLAIM | {"answer": "refuted"}]})
+    assert list_alerts(refuted) == list_alerts(REPORT), "this node knows better"

@@ -1,6 +1,7 @@
 """A node's folder: made at the first start, guarded, and enough to start from without flags the next time."""
 
 import resource
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,19 @@ GIVEN = {"coordinator": "http://c:8440", "coordinator_id": "0x" + "11" * 20, "ru
 
 def config_of(folder: Path, **changes: Any) -> NodeConfig:
     return NodeConfig(folder=folder, **GIVEN | {"password": Secret("long enough")} | changes)
+
+
+def test_only_a_validator_lists_further_runs_and_they_are_registered_sorted(tmp_path: Path) -> None:
+    config = config_of(tmp_path, run="one", role=NodeRole.VALIDATOR, also_audits=("two", "a-run", "one"))
+    assert config.runs_audited == ("a-run", "one", "two")
+    assert config_of(tmp_path, run="one").runs_audited == ("one",)
+    for changes, problem in (
+        ({"role": NodeRole.WORKER, "also_audits": ("two",)}, "is for validators"),
+        ({"role": NodeRole.BOTH, "also_audits": ("No Name",)}, "'No Name' is not the name of a run"),
+        ({"role": NodeRole.VALIDATOR, "also_audits": tuple(f"run-{n}" for n in range(16))}, "the most is 15"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            config_of(tmp_path, run="one", **changes)
 
 
 def test_a_key_is_drawn_once_and_found_again(tmp_path: Path) -> None:
@@ -70,6 +84,19 @@ def test_a_disk_that_fills_while_a_key_is_written_leaves_no_half_key(tmp_path: P
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert not path.exists()
+
+
+def test_a_key_file_is_whole_from_the_moment_it_exists(tmp_path: Path) -> None:
+    path, text = tmp_path / "key.json", "secret " * 2**20
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write_private_file, path, text)
+        while not path.exists():
+            assert not writing.done() or path.exists()
+        assert path.read_text() == text
+        writing.result()
+    assert [found.name for found in tmp_path.iterdir()] == ["key.json"]
+    with pytest.raises(LocalError, match="exists and is kept"):
+        write_private_file(path, "another")
 
 
 def test_what_was_given_at_the_first_start_is_enough_for_the_second(tmp_path: Path) -> None:

@@ -8,8 +8,8 @@ from prime_protocol.constants import ANNOUNCED_BURST, HEADS_BURST, SERVING_BURST
 from prime_protocol.gossip import guard as gossip_guard
 from prime_protocol.gossip.guard import GossipAccepted, GossipGuard, GossipIgnored, GossipRejected
 from prime_protocol.gossip.messages import GossipKind, compute_life_ms
-from prime_protocol.wire.envelope import BUCKET_MS
 from prime_protocol.wire.ids import RunId
+from prime_protocol.wire.seen_messages import BUCKET_MS
 from support.gossip_network import (
     ANN,
     BOB,
@@ -157,6 +157,16 @@ def test_what_has_expired_is_forgotten_and_still_refused() -> None:
     later_ms = NOW_MS + LIFE_MS + BUCKET_MS
     assert isinstance(judged(ours, frame, SERVING, now_ms=later_ms), GossipRejected)
     assert len(ours) == 0
+
+
+def test_a_clock_that_is_set_back_lets_no_frame_through_again() -> None:
+    ours, frame = guard(), sealed(serving(), ANN)
+    assert isinstance(judged(ours, frame, SERVING), GossipAccepted)
+    glitch_ms = NOW_MS + 2 * LIFE_MS
+    judged(ours, sealed(serving(), BOB, now_ms=glitch_ms), SERVING, now_ms=glitch_ms)
+    assert judged(ours, frame, SERVING) == GossipIgnored("issued before this node's clock was set back")
+    fresh = sealed(serving(), ANN, sequence=2, now_ms=NOW_MS + 1)
+    assert isinstance(judged(ours, fresh, SERVING, now_ms=NOW_MS + 1), GossipAccepted)
 
 
 def test_a_clock_that_steps_back_gives_no_sender_more() -> None:

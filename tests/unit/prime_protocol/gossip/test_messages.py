@@ -45,8 +45,8 @@ from support.gossip_network import (
     RUN,
     TRAINER,
     announced,
-    card,
     head_seen,
+    peer_record,
     sealed,
     serving,
     topic_of,
@@ -157,28 +157,28 @@ def test_a_seen_head_is_a_signed_tree_head_in_form() -> None:
 
 
 def test_a_peer_card_holds_addresses_of_its_sender_alone() -> None:
-    own = sealed(card(ANN), ANN, run=None)
+    own = sealed(peer_record(ANN), ANN, run=None)
     gossip = open_peer_record(own, network=NETWORK, now_ms=NOW_MS)
     assert isinstance(gossip.message, PeerRecord)
     assert gossip.message.parsed[0].node == gossip.payload.sender == ANN.node
     with pytest.raises(RemoteError, match=r"^PeerRecord\.addresses\[0\]"):
-        open_peer_record(sealed(card(BOB), ANN, run=None), network=NETWORK, now_ms=NOW_MS)
+        open_peer_record(sealed(peer_record(BOB), ANN, run=None), network=NETWORK, now_ms=NOW_MS)
 
 
 def test_a_peer_card_belongs_to_no_run_and_runs_out() -> None:
     with pytest.raises(RemoteError, match=r"^Payload\.run"):
-        open_peer_record(sealed(card(ANN), ANN), network=NETWORK, now_ms=NOW_MS)
+        open_peer_record(sealed(peer_record(ANN), ANN), network=NETWORK, now_ms=NOW_MS)
     with pytest.raises(RemoteError, match=r"^Payload\.expires_at_ms"):
-        open_peer_record(sealed(card(ANN), ANN, run=None), network=NETWORK, now_ms=NOW_MS + ENVELOPE_LIFE_MS_MAX)
+        open_peer_record(sealed(peer_record(ANN), ANN, run=None), network=NETWORK, now_ms=NOW_MS + ENVELOPE_LIFE_MS_MAX)
     with pytest.raises(RemoteError, match=r"^Payload\.kind"):
         open_peer_record(sealed(serving(), ANN, run=None), network=NETWORK, now_ms=NOW_MS)
 
 
 def test_a_peer_card_names_each_address_once_and_strictly() -> None:
     with pytest.raises(RemoteError, match=r"^addresses: name the same twice"):
-        card(ANN, "/ip4/203.0.113.9/tcp/1", "/ip4/203.0.113.9/tcp/1")
+        peer_record(ANN, "/ip4/203.0.113.9/tcp/1", "/ip4/203.0.113.9/tcp/1")
     with pytest.raises(RemoteError, match=r"^addresses\[0\]"):
-        card(ANN, "/ip4/203.0.113.9/udp/1")
+        peer_record(ANN, "/ip4/203.0.113.9/udp/1")
 
 
 def test_a_peer_id_of_another_kind_of_key_is_no_address() -> None:

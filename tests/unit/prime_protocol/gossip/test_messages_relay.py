@@ -67,5 +67,5 @@ def test_what_is_out_of_bounds_is_refused_by_name(make: Any, field: str) -> None
 
 
 def test_both_questions_may_be_asked_again() -> None:
-    assert (RELAY_PUBLISH.path, RELAY_PUBLISH.is_idempotent) == ("/api/share", True)
-    assert (RELAY_POLL.path, RELAY_POLL.is_idempotent) == ("/api/records", True)
+    assert (RELAY_PUBLISH.path, RELAY_PUBLISH.is_idempotent) == ("/api/relay-publish", True)
+    assert (RELAY_POLL.path, RELAY_POLL.is_idempotent) == ("/api/relay-poll", True)

@@ -1,15 +1,17 @@
 """Rules about the network, its value and its nodes: what each entry changes, and when it is refused."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from prime_protocol.constants import AMOUNT_NANO_MAX, UNBONDINGS_MAX
+from prime_protocol.constants import AMOUNT_NANO_MAX, ENTRY_VALUE_NANO, REGISTRATION_MS, UNBONDINGS_MAX
+from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Role, RunStatus
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId, Ticker
 from prime_protocol.wire.typed_data import Domain
-from support.ledger_network import BOND, DAY_MS, HOUR_MS, ON_CHAIN, RUN, STAKE, World, digest
+from support.ledger_network import BOND, DAY_MS, HOUR_MS, ON_CHAIN, RANDOMNESS, RUN, STAKE, World, digest
 
 
 @pytest.fixture
@@ -22,7 +24,8 @@ def world() -> World:
 def test_the_first_entry_says_what_the_log_is() -> None:
     world = World()
     contract = NodeId(b"c" * 20)
-    entry = e.NetworkCreated(log_key="k", chain_id=7, contract=contract, unbonding_ms=DAY_MS, ticker=Ticker("COIN"))
+    at: dict[str, Any] = {"chain_id": 7, "contract": contract, **RANDOMNESS}
+    entry = e.NetworkCreated(log_key="k", unbonding_ms=DAY_MS, ticker=Ticker("COIN"), **at)
     world.write("founder", entry)
     state = world.state
     assert (state.coordinator, state.domain) == (world.id("founder"), Domain(7, contract))
@@ -95,6 +98,7 @@ def test_an_account_takes_out_what_it_has(world: World) -> None:
 def test_registering_again_replaces_the_offer_and_keeps_the_rest(world: World) -> None:
     world.join("ann", Role.WORKER)
     world.coordinate(e.NodeStatusSet(node=world.id("ann"), status=NodeStatus.BANNED, reason="rude"))
+    world.wait(REGISTRATION_MS)
     world.write("ann", e.NodeRegistered(roles=(Role.RELAY, Role.WORKER), hardware="two cards"))
     node = world.state.nodes[world.id("ann")]
     assert (node.roles, node.hardware, node.version) == ((Role.RELAY, Role.WORKER), "two cards", 1)
@@ -111,6 +115,7 @@ def test_a_delegation_makes_the_node_its_owners(world: World) -> None:
     world.delegate("owner", "key")
     assert world.state.owners[world.id("key")] == world.id("owner")
     assert world.state.nodes[world.id("key")].roles == (), "it has offered nothing yet"
+    world.wait(REGISTRATION_MS)
     world.delegate("heir", "key")
     assert world.state.owners[world.id("key")] == world.id("heir")
 
@@ -138,6 +143,7 @@ def test_a_delegation_is_refused_before_and_after_its_time(world: World) -> None
 
 def test_revoking_makes_the_node_its_own_and_leaves_the_stake_where_it_is(world: World) -> None:
     world.join("key", Role.WORKER, owner="owner")
+    world.deposit("stranger", ENTRY_VALUE_NANO)
     world.write("stranger", e.DelegationRevoked(node=world.id("key")))
     assert world.state.owners[world.id("key")] == world.id("owner"), "a stranger takes back only its own word"
     world.write("owner", e.DelegationRevoked(node=world.id("key")))
@@ -210,6 +216,7 @@ def test_a_validator_is_listed_while_it_offers_may_and_has_stake(left_by: str) -
     node = world.id("val-1")
     assert world.run.validators == sorted(world.id(f"val-{number}") for number in range(3))
     if left_by == "roles":
+        world.wait(REGISTRATION_MS)
         world.register("val-1", Role.RELAY)
     elif left_by == "status":
         world.coordinate(e.NodeStatusSet(node=node, status=NodeStatus.DRAINED, reason=""))
@@ -223,3 +230,21 @@ def test_a_validator_is_listed_while_it_offers_may_and_has_stake(left_by: str) -
     if left_by == "status":
         world.coordinate(e.NodeStatusSet(node=node, status=NodeStatus.ACTIVE, reason=""))
         assert node in world.run.validators
+
+
+def test_a_node_is_suspended_in_one_run_or_in_all() -> None:
+    world = World.started()
+    node = world.id("val-0")
+
+    def set_status(status: NodeStatus, run: RunId | None) -> None:
+        world.coordinate(e.NodeStatusSet(node=node, status=status, reason="silent", run=run))
+
+    set_status(NodeStatus.DRAINED, RUN)
+    assert (world.run.suspended, node in world.run.validators) == ({node: "silent"}, False)
+    assert world.state.nodes[node].status is NodeStatus.ACTIVE
+    set_status(NodeStatus.ACTIVE, RUN)
+    assert (world.run.suspended, node in world.run.validators) == ({}, True)
+    with world.refuses("run"):
+        set_status(NodeStatus.DRAINED, RunId("another"))
+    with pytest.raises(RemoteError, match="a ban is for all runs"):
+        e.NodeStatusSet(node=node, status=NodeStatus.BANNED, reason="", run=RUN)

@@ -8,8 +8,9 @@ import pytest
 
 from prime_protocol.constants import BASIS_POINTS, ROUNDS_MAX
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.audits import compute_audit_rate_bps, decide_outcome
+from prime_protocol.ledger.audits import compute_audit_rate_bps, compute_verdict_ms, decide_outcome, needs_new_round
 from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.ledger.funds import Escrow
 from prime_protocol.ledger.state import AuditRoundState
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 from support.ledger_network import BOND, SLASH, STAKE, TERMS, World, digest
@@ -24,7 +25,7 @@ def world() -> World:
 
 def rounds(*votes: tuple[Outcome, ...]) -> list[AuditRoundState]:
     voters = (NodeId(bytes(19) + bytes([number])) for number in range(99))
-    return [AuditRoundState({}, digest("seed"), 0, {next(voters): vote for vote in round_}) for round_ in votes]
+    return [AuditRoundState({}, digest("seed"), 0, 0, {next(voters): vote for vote in round_}) for round_ in votes]
 
 
 @pytest.mark.parametrize(
@@ -94,23 +95,26 @@ def draw_of(world: World, name: Digest, **changes: Any) -> e.AuditDrawn:
     """The right draw, and what is wrong about it; the head must be there."""
     twin = world.fork()
     twin.draw(name)
-    head = world.submission(name).head
+    head = world.submission(name).randomness
     drawn = tuple(twin.submission(name).rounds[-1].validators)
-    honest = e.AuditDrawn(submission=name, round=0, head_size=head[0] if head else 0, validators=drawn)
+    honest = e.AuditDrawn(submission=name, round=0, randomness_round=head[0] if head else 0, validators=drawn)
     return replace(honest, **changes)
 
 
-def test_a_draw_needs_a_head_noted_after_the_submission(world: World) -> None:
+def test_a_draw_comes_from_the_round_that_the_first_head_after_the_submission_fixes(world: World) -> None:
     name = world.submit(world.lease("ann"))
-    with world.refuses("head_size"):
-        world.coordinate(e.AuditDrawn(submission=name, round=0, head_size=world.state.size, validators=()))
+    with world.refuses("randomness_round"):
+        world.coordinate(e.AuditDrawn(submission=name, round=0, randomness_round=1, validators=()))
+    world.coordinate(e.HeadNoted(root=world.state.frontier.root()))
+    (first,) = world.state.pending_rounds
+    assert world.submission(name).randomness is None, "the round is not out yet"
+    world.record_round()
+    world.wait(5_000)
     world.note_head()
-    first = world.state.size - 1
-    world.note_head()
-    for size in (0, first - 1, first + 1):
-        with world.refuses("head_size"):
-            world.coordinate(draw_of(world, name, head_size=size))
-    assert draw_of(world, name).head_size == first
+    for number in (0, first - 1, first + 1):
+        with world.refuses("randomness_round"):
+            world.coordinate(draw_of(world, name, randomness_round=number))
+    assert draw_of(world, name).randomness_round == first
     world.coordinate(draw_of(world, name))
 
 
@@ -154,13 +158,29 @@ def test_a_next_round_is_due_when_the_last_is_stuck(world: World) -> None:
     world.coordinate(again)
 
 
+@pytest.mark.parametrize("tokens", [2, 64])
+def test_validators_have_time_for_every_token_of_a_file(tokens: int) -> None:
+    world = World.started(read_us_per_token=100_000)
+    name = world.submit(world.lease("ann"), tokens)
+    terms = world.run.get_terms(world.submission(name))
+    prompts = TERMS.samples_per_slot * TERMS.prompt_tokens_max
+    row = TERMS.prompt_tokens_max + TERMS.output_tokens_max
+    verdict_ms = compute_verdict_ms(terms, world.submission(name))
+    assert verdict_ms == TERMS.verdict_ms + 100 * (prompts + tokens + row)
+    world.draw(name)
+    assert world.submission(name).rounds[0].deadline_ms == world.now_ms + verdict_ms
+    for wait_ms, is_over in ((verdict_ms - 1, False), (1, True)):
+        world.wait(wait_ms)
+        assert needs_new_round(world.submission(name).rounds, terms, world.now_ms) == is_over
+
+
 def draw_of_next(world: World, name: Digest) -> e.AuditDrawn:
     """A draw of the second round with the right head; the validators are checked last."""
-    head = world.submission(name).head
+    head = world.submission(name).randomness
     assert head is not None
     world.wait(TERMS.verdict_ms)
     try:
-        return draw_of(world, name, round=1, head_size=head[0])
+        return draw_of(world, name, round=1, randomness_round=head[0])
     finally:
         world.wait(-TERMS.verdict_ms)
 
@@ -169,25 +189,26 @@ def test_no_round_is_drawn_after_a_decision_or_for_what_was_not_drawn() -> None:
     world = World.started(audit_probation=0)
     lucky = world.not_drawn("ann")
     world.note_head()
-    head = world.submission(lucky).head
-    assert head is not None
+    assert world.submission(lucky).randomness is None, "it waits for no further round"
     world.wait(TERMS.verdict_ms)
     with world.refuses("round"):
-        world.coordinate(e.AuditDrawn(submission=lucky, round=1, head_size=head[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=lucky, round=1, randomness_round=0, validators=()))
     name = world.submit(world.lease("bob", 7))
     world.agree(name, ACCEPT)
     world.note_head()
+    head = world.submission(name).randomness
+    assert head is not None
     with world.refuses("round"):
-        world.coordinate(e.AuditDrawn(submission=name, round=2, head_size=head[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=2, randomness_round=head[0], validators=()))
     world.settle(name)
     with world.refuses("submission"):
-        world.coordinate(e.AuditDrawn(submission=name, round=2, head_size=head[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=2, randomness_round=head[0], validators=()))
 
 
 def test_no_round_is_drawn_for_a_slash_that_nobody_appealed(world: World) -> None:
     name = world.convicted("ann")
     with world.refuses("submission"):
-        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=0, validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=1, randomness_round=0, validators=()))
 
 
 def test_the_chance_is_asked_once_and_every_later_round_has_a_full_quorum() -> None:
@@ -199,32 +220,33 @@ def test_the_chance_is_asked_once_and_every_later_round_has_a_full_quorum() -> N
             assert len(world.judge(name, ACCEPT)) == 1
         world.settle(name)
         world.wait(1)
-    assert world.state.nodes[world.id("ann")].streak == 30
+    assert world.run.records[world.id("ann")].streak == 30
 
 
-def test_the_next_round_is_drawn_from_a_head_of_its_own(world: World) -> None:
+def test_the_next_round_is_drawn_from_randomness_of_its_own(world: World) -> None:
     name = world.submit(world.lease("ann"))
-    world.draw(name)
-    drawn_at = world.state.size - 1
-    first = world.submission(name).head
-    assert first is None, "the head of the first draw is used up"
-    world.wait(TERMS.verdict_ms)
-    with world.refuses("head_size"):
-        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=drawn_at, validators=()))
     world.note_head()
-    head = world.submission(name).head
-    assert head is not None
-    assert head[0] > drawn_at
+    first = world.submission(name).randomness
+    assert first is not None
+    world.coordinate(draw_of(world, name))
+    assert world.submission(name).randomness is None, "that of the first draw is used up"
+    world.wait(TERMS.verdict_ms)
+    with world.refuses("randomness_round"):
+        world.coordinate(e.AuditDrawn(submission=name, round=1, randomness_round=first[0], validators=()))
+    world.note_head()
+    second = world.submission(name).randomness
+    assert second is not None
+    assert second[0] > first[0]
 
 
 def test_the_draw_of_an_appeal_needs_a_head_noted_after_it(world: World) -> None:
     name = world.convicted("ann")
     world.note_head()
-    old = world.submission(name).head
+    old = world.submission(name).randomness
     assert old is not None
     world.appeal("ann", name)
-    with world.refuses("head_size"):
-        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=old[0], validators=()))
+    with world.refuses("randomness_round"):
+        world.coordinate(e.AuditDrawn(submission=name, round=1, randomness_round=old[0], validators=()))
     world.draw(name)
 
 
@@ -237,10 +259,10 @@ def test_the_number_of_rounds_has_an_end() -> None:
         world.draw(name)
         world.wait(TERMS.verdict_ms)
     world.note_head()
-    head = world.submission(name).head
+    head = world.submission(name).randomness
     assert head is not None
     with world.refuses("round"):
-        world.coordinate(e.AuditDrawn(submission=name, round=ROUNDS_MAX, head_size=head[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=ROUNDS_MAX, randomness_round=head[0], validators=()))
     assert world.settle(name) is INVALID
 
 
@@ -255,9 +277,11 @@ def test_a_verdict_is_of_a_drawn_validator_once_and_signed(world: World) -> None
         world.write(idle, world.opinion(idle, name, ACCEPT))
     with world.refuses("submission"):
         world.write(judge, world.opinion(judge, digest("nothing"), ACCEPT))
-    good = world.opinion(judge, name, ACCEPT)
+    good, other = world.opinion(judge, name, ACCEPT), world.opinion(drawn[1], name, ACCEPT)
+    unsigned = replace(other, signature=world.sign(idle, other.receipt))
+    world.commit(good, unsigned)
     with world.refuses("VerdictReceipt.signature"):
-        world.write(judge, replace(good, signature=world.sign(idle, good.receipt)))
+        world.write(drawn[1], unsigned)
     world.write(judge, good)
     with world.refuses("sender"):
         world.write(judge, world.opinion(judge, name, FRAUDULENT))
@@ -306,11 +330,13 @@ def test_a_settlement_is_what_the_verdicts_give(world: World) -> None:
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
     world.judge(name, ACCEPT, ACCEPT, ACCEPT)
-    other = world.judge(name, ACCEPT)[1]
+    first, other = (world.opinion(validator, name, ACCEPT) for validator in world.draw(name)[:2])
+    world.commit(first, other)
+    world.write(world.names[first.receipt.validator], first)
     for outcome in Outcome:
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
-    world.write(other, world.opinion(other, name, ACCEPT))
+    world.write(world.names[other.receipt.validator], other)
     for outcome in (INVALID, FRAUDULENT):
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
@@ -324,8 +350,8 @@ def test_a_settlement_is_what_the_verdicts_give(world: World) -> None:
 def test_a_rejected_submission_ends_the_good_name(world: World) -> None:
     world.settled("ann", ACCEPT, 0)
     world.settled("ann", INVALID, 1)
-    node = world.state.nodes[world.id("ann")]
-    assert (node.streak, node.settled) == (0, {ACCEPT: 1, INVALID: 1})
+    assert world.state.nodes[world.id("ann")].settled == {ACCEPT: 1, INVALID: 1}
+    assert world.run.records[world.id("ann")].streak == 0
 
 
 def test_only_a_verdict_against_the_judgement_is_scored() -> None:
@@ -397,12 +423,24 @@ def test_an_appeal_needs_a_slash_and_its_bond(world: World) -> None:
     with world.refuses("submission"):
         world.appeal("ann", digest("nothing"))
     name = world.convicted("ann")
-    world.write("ann", e.Withdrawn(amount_nano=1))
-    with world.refuses("amount_nano"):
-        world.appeal("ann", name)
-    world.deposit("ann", 1)
     world.appeal("ann", name)
     assert world.state.funds.escrow[name].bond_nano == BOND
+    assert world.balance("ann") == 0
+
+
+@pytest.mark.parametrize("left_nano", [STAKE - SLASH, BOND - 1, 0])
+def test_an_owner_without_balance_appeals_with_the_stake_that_it_has(world: World, left_nano: int) -> None:
+    name = world.convicted("ann")
+    world.write("ann", e.Withdrawn(amount_nano=1))
+    if left_nano < STAKE - SLASH:
+        world.state.funds.forfeit_stake((world.id("ann"),) * 2, STAKE - SLASH - left_nano, pool=None)
+    world.appeal("ann", name)
+    bond_nano = min(BOND, left_nano)
+    assert world.state.funds.escrow[name] == Escrow((world.id("ann"),) * 2, SLASH + bond_nano)
+    assert (world.stake_of("ann"), world.balance("ann")) == (left_nano - bond_nano, BOND - 1)
+    world.agree(name, ACCEPT)
+    world.overturn(name)
+    assert (world.stake_of("ann"), world.balance("ann")) == (SLASH + left_nano, BOND - 1), "it comes back as stake"
 
 
 def test_an_appeal_without_a_bond_is_free() -> None:
@@ -414,7 +452,7 @@ def test_an_appeal_without_a_bond_is_free() -> None:
 
 def test_what_was_not_appealed_is_not_overturned(world: World) -> None:
     name = world.convicted("ann")
-    world.wait(TERMS.appeal_ms + TERMS.judgement_ms)
+    world.wait(TERMS.appeal_ms + TERMS.long_stop_ms)
     with world.refuses("submission"):
         world.overturn(name)
     world.execute(name)

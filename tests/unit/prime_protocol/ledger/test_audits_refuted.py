@@ -139,8 +139,7 @@ def test_wrong_and_missing_looks_cost_alike(world: World, is_mute: bool) -> None
     name = world.submit(world.lease("ann"))
     said = [b"" if is_mute else digest("a guess"), None, None]
     drawn = world.draw(name)
-    for validator, looks in zip(drawn, said, strict=True):
-        world.write(validator, world.opinion(validator, name, FRAUDULENT, looks=looks))
+    world.give(*[world.opinion(each, name, FRAUDULENT, looks=looks) for each, looks in zip(drawn, said, strict=True)])
     world.settle(name)
     world.inspect(name)
     assert world.submission(name).refuted == {world.id(drawn[0])}
@@ -151,8 +150,8 @@ def test_wrong_and_missing_looks_cost_alike(world: World, is_mute: bool) -> None
 def test_looks_of_another_validator_do_not_help(world: World) -> None:
     name = world.submit(world.lease("ann"))
     drawn = world.draw(name)
-    for validator in drawn:
-        world.write(validator, world.opinion(validator, name, FRAUDULENT, looks=world.looks(drawn[0], name)))
+    copied = world.looks(drawn[0], name)
+    world.give(*[world.opinion(validator, name, FRAUDULENT, looks=copied) for validator in drawn])
     world.settle(name)
     world.inspect(name)
     assert world.submission(name).refuted == set(map(world.id, drawn[1:]))

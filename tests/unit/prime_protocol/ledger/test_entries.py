@@ -9,16 +9,15 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import (
     OUTCOME_NUMBER,
     Inspected,
-    InspectedVerdict,
-    Metric,
     NodeRegistered,
     Outcome,
     Role,
     StepMeasured,
     VerdictGiven,
 )
+from prime_protocol.ledger.entry_values import InspectedVerdict, Metric
 from prime_protocol.wire.codec import decode, encode
-from prime_protocol.wire.ids import NodeId, Step
+from prime_protocol.wire.ids import NodeId, RunId, Step
 from support.ledger_network import World, digest
 
 
@@ -68,6 +67,17 @@ def test_a_verdict_has_all_its_looks_or_none() -> None:
         assert caught.value.field == "read_proof"
 
 
+def test_only_a_fraudulent_file_need_not_be_read_whole() -> None:
+    for outcome in Outcome:
+        verdict = World().opinion("val-0", digest("a submission"), outcome)
+        if outcome is Outcome.FRAUDULENT:
+            assert decode(VerdictGiven, encode(replace(verdict, blocks_read=3))).blocks_read == 3
+        else:
+            with pytest.raises(RemoteError) as caught:
+                replace(verdict, blocks_read=3)
+            assert caught.value.field == "blocks_read"
+
+
 def test_an_inspection_names_each_reader_once_and_in_order() -> None:
     ann, bob = (
         InspectedVerdict(reader=NodeId(bytes([number]) * 20), read_proof=bytes(READ_PROOF_BYTES)) for number in range(2)
@@ -86,3 +96,12 @@ def test_what_an_inspector_has_seen_is_whole(size: int) -> None:
     with pytest.raises(RemoteError) as caught:
         decode(InspectedVerdict, encode(InspectedVerdict(reader=NodeId(bytes(20)), read_proof=bytes(size))))
     assert caught.value.field == "InspectedVerdict.read_proof"
+
+
+def test_runs_are_sorted_and_a_witness_key_is_whole() -> None:
+    one, two = RunId("a"), RunId("b")
+    for runs in ((two, one), (one, one)):
+        with pytest.raises(RemoteError, match="runs: must be sorted"):
+            NodeRegistered(roles=(Role.VALIDATOR,), hardware="", runs=runs)
+    with pytest.raises(RemoteError, match="witness_key: has 31 bytes"):
+        NodeRegistered(roles=(Role.VALIDATOR,), hardware="", witness_key=bytes(31))

@@ -3,7 +3,7 @@
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.entry_index import EntryKeys, compute_entry_keys, lease_subject, list_subjects
-from support.ledger_network import ON_CHAIN, RUN, World
+from support.ledger_network import ON_CHAIN, RUN, World, digest
 
 
 def cards_of(world: World) -> list[EntryKeys]:
@@ -24,7 +24,8 @@ def test_the_whole_story_of_a_slash_leads_to_its_submission() -> None:
     name = world.convicted("ann")
     world.appeal("ann", name)
     kinds = [card.kind for card in cards_of(world) if str(name) in card.subjects]
-    assert kinds == ["Submitted", "AuditDrawn", *["VerdictGiven"] * 3, "Settled", "SlashProposed", "Appealed"]
+    judged = [*["VerdictCommitted"] * 3, *["VerdictGiven"] * 3]
+    assert kinds == ["Submitted", "AuditDrawn", *judged, "Settled", "SlashProposed", "Appealed"]
 
 
 def test_a_node_is_found_by_all_that_others_say_of_it() -> None:
@@ -68,3 +69,13 @@ def test_a_validators_fault_is_found_by_the_validator_and_by_the_submission() ->
     readers = world.readers(name)
     inspected = world.inspection(name, {reader: world.looks(reader, name) for reader in readers})
     assert list_subjects(RUN, inspected) == [str(name), *map(str, sorted(map(world.id, readers)))]
+
+
+def test_rulings_and_findings_are_found_by_their_submission_and_evidence() -> None:
+    name, evidence = digest("a submission"), digest("a bundle")
+    ruling = e.RulingGiven(submission=name, outcome=Outcome.ACCEPT, evidence=evidence, reason="")
+    filed = e.FindingFiled(submission=name, evidence=evidence, reason="")
+    for entry in (ruling, filed):
+        assert list_subjects(RUN, entry) == [str(name), str(evidence)]
+    for entry in (e.FindingUpheld(submission=name), e.FindingDismissed(submission=name)):
+        assert list_subjects(RUN, entry) == [str(name)]

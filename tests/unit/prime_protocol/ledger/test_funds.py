@@ -29,7 +29,7 @@ def test_everything_inside_is_what_came_in_less_what_went_out(books: Funds) -> N
     books.fund(RUN, OWNER, 10)
     books.pay(RUN, NODE, 3)
     books.move_to_escrow(SLASH, PLACE, 40)
-    books.post_bond(SLASH, OWNER, 2)
+    books.post_bond(SLASH, 2)
     assert books.total_nano() == 80
     assert books.is_conserved()
     books.burn(SLASH)
@@ -39,7 +39,7 @@ def test_everything_inside_is_what_came_in_less_what_went_out(books: Funds) -> N
 
 def test_what_the_court_has_is_out_of_the_books(books: Funds) -> None:
     books.move_to_escrow(SLASH, PLACE, 40)
-    books.post_bond(SLASH, OWNER, 2)
+    books.post_bond(SLASH, 2)
     books.transfer_to_court(SLASH)
     assert (books.total_nano(), books.withdrawn_nano) == (58, 42)
     assert books.is_conserved()
@@ -106,9 +106,28 @@ def test_a_slash_takes_the_stake_first_then_what_unbonds_oldest_first(
 
 def test_a_refund_restores_stake_and_bond(books: Funds) -> None:
     books.move_to_escrow(SLASH, PLACE, 50)
-    books.post_bond(SLASH, OWNER, 7)
+    books.post_bond(SLASH, 7)
     books.refund(SLASH)
     assert (books.stakes[PLACE], books.balances[OWNER], books.escrow) == (50, 50, {})
+
+
+def test_a_bond_comes_from_the_balance_or_else_from_the_stake_that_is_left(books: Funds) -> None:
+    books.withdraw(OWNER, 48)
+    books.move_to_escrow(SLASH, PLACE, 35)
+    books.post_bond(SLASH, 4)
+    assert books.escrow[SLASH] == Escrow(PLACE, 39)
+    assert (books.balances[OWNER], books.stakes[PLACE], books.slashable_nano(PLACE)) == (2, 0, 11)
+    books.refund(SLASH)
+    assert (books.balances[OWNER], books.stakes[PLACE], books.is_conserved()) == (2, 39, True)
+
+
+@pytest.mark.parametrize(("pool", "burned", "pooled"), [(None, 37, 0), (RUN, 0, 37)])
+def test_forfeited_stake_is_burned_or_goes_to_the_pool(
+    books: Funds, pool: RunId | None, burned: int, pooled: int
+) -> None:
+    books.forfeit_stake(PLACE, 37, pool=pool)
+    assert (books.burned_nano, books.pools[RUN], books.slashable_nano(PLACE)) == (burned, pooled, 13)
+    assert books.is_conserved()
 
 
 def test_a_pooled_slash_pays_the_run(books: Funds) -> None:
@@ -119,12 +138,12 @@ def test_a_pooled_slash_pays_the_run(books: Funds) -> None:
 
 def test_our_own_mistakes_are_caught_before_value_moves(books: Funds) -> None:
     books.move_to_escrow(SLASH, PLACE, 1)
-    books.post_bond(SLASH, OWNER, 1)
+    books.post_bond(SLASH, 1)
     before = deepcopy(books)
     mistakes = [
         lambda: books.move_to_escrow(SLASH, PLACE, 1),
         lambda: books.move_to_escrow(Digest(b"t" * 32), PLACE, 50),
-        lambda: books.post_bond(SLASH, OWNER, 1),
+        lambda: books.post_bond(SLASH, 1),
         lambda: books.pay(RUN, OWNER, 1),
     ]
     for mistake in mistakes:

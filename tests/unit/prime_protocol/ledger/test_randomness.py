@@ -39,7 +39,7 @@ def test_vectors_agree() -> None:
             RunId(case["run"]),
             Step(case["step"]),
             checkpoint_root=Digest.parse(case["checkpoint_root"]),
-            tree_head_root=Digest.parse(case["tree_head_root"]),
+            randomness=Digest.parse(case["randomness"]),
         )
         assert str(beacon) == case["beacon"]
     beacon = Digest.parse(VECTORS["beacons"][0]["beacon"])
@@ -56,7 +56,7 @@ def test_vectors_agree() -> None:
 def test_audit_vectors_agree() -> None:
     for case in VECTORS["audits"]:
         seed = compute_audit_seed(
-            tree_head_root=Digest.parse(case["tree_head_root"]), submission=Digest.parse(case["submission"])
+            randomness=Digest.parse(case["randomness"]), submission=Digest.parse(case["submission"])
         )
         assert str(seed) == case["seed"]
         assert is_audited(seed, case["rate_bps"]) == case["is_audited"]
@@ -72,7 +72,7 @@ def test_audit_vectors_agree() -> None:
 
 def test_every_input_moves_the_beacon() -> None:
     def beacon(run: str = "a", step: int = 1, checkpoint: int = 1, head: int = 2) -> Digest:
-        return compute_step_beacon(RunId(run), Step(step), checkpoint_root=key(checkpoint), tree_head_root=key(head))
+        return compute_step_beacon(RunId(run), Step(step), checkpoint_root=key(checkpoint), randomness=key(head))
 
     variants = [beacon(), beacon(run="b"), beacon(step=2), beacon(checkpoint=3), beacon(head=3)]
     variants.append(beacon(checkpoint=2, head=1))

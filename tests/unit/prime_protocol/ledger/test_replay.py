@@ -6,16 +6,25 @@ from typing import Any
 
 import pytest
 
-from prime_protocol.constants import CLOCK_SKEW_MS_MAX, LOG_ENTRY_BYTES_MAX, READ_PROOF_BYTES
+from prime_protocol.constants import CLOCK_SKEW_MS_MAX, LOG_ENTRY_BYTES_MAX, READ_PROOF_BYTES, REGISTRATION_MS
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.entries import LogRecord, NodeStatus, Outcome, Role, RunStatus
+from prime_protocol.ledger.entries import (
+    FindingDismissed,
+    FindingFiled,
+    FindingUpheld,
+    LogRecord,
+    NodeStatus,
+    Outcome,
+    Role,
+    RunStatus,
+)
 from prime_protocol.ledger.replay import ENTRY_RULES, ENTRY_TYPES, EntryAuthor, EntryScope, Ledger, replay
 from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId, Slot, Step
-from support.ledger_network import MINUTE_MS, NETWORK, RUN, START_MS, World, digest
+from support.ledger_network import MINUTE_MS, NETWORK, RANDOMNESS, RUN, START_MS, World, digest
 
 NODE = NodeId(b"n" * 20)
 NAME = digest("a submission")
@@ -27,7 +36,7 @@ def examples(world: World) -> dict[type, Any]:
     lease = world.lease("ann")
     answer = world.answer(lease)
     found = [
-        e.NetworkCreated(log_key="key", chain_id=0, contract=NODE, unbonding_ms=0),
+        e.NetworkCreated(log_key="key", chain_id=0, contract=NODE, unbonding_ms=0, **RANDOMNESS),
         e.Deposited(account=NODE, amount_nano=1, reference=NAME),
         e.Withdrawn(amount_nano=1),
         HELLO,
@@ -38,6 +47,8 @@ def examples(world: World) -> dict[type, Any]:
         e.Unbonded(node=NODE, amount_nano=1),
         e.Released(node=NODE),
         e.HeadNoted(root=NAME),
+        e.SnapshotNoted(size=1, digest=NAME, format=1),
+        e.RoundRecorded(round=1, signature=bytes(48), cosignatures=()),
         e.RunCreated(terms=world.terms()),
         e.RunUpdated(terms=world.terms()),
         e.RunStatusSet(status=RunStatus.PAUSED, reason=""),
@@ -45,20 +56,34 @@ def examples(world: World) -> dict[type, Any]:
         e.PoolReturned(amount_nano=1),
         e.CheckpointPublished(step=Step(1), root=NAME, manifest=NAME, trained_on=()),
         e.StepMeasured(step=Step(0), metrics=(e.Metric(name="held_out", value=0.5),)),
-        e.LeaseGranted(lease=0, node=NODE, step=Step(0), first_slot=Slot(0), slots=1, deadline_ms=0, speculative=False),
+        e.LeaseGranted(
+            lease=0,
+            node=NODE,
+            step=Step(0),
+            checkpoint_step=Step(0),
+            first_slot=Slot(0),
+            slots=1,
+            deadline_ms=0,
+            speculative=False,
+        ),
         e.LeaseEnded(lease=0, reason=""),
         answer,
-        e.AuditDrawn(submission=NAME, round=0, head_size=0, validators=()),
+        e.AuditDrawn(submission=NAME, round=0, randomness_round=0, validators=()),
+        e.VerdictCommitted(submission=NAME, commitment=NAME),
         world.opinion("val-0", NAME, Outcome.ACCEPT),
         e.Settled(submission=NAME, outcome=Outcome.ACCEPT),
         e.Credited(submission=NAME, units=1),
         e.PaidOut(step=Step(0)),
         e.ValidatorScored(validator=NODE, submission=NAME),
         e.Inspected(submission=NAME, seen=(e.InspectedVerdict(reader=NODE, read_proof=bytes(READ_PROOF_BYTES)),)),
+        e.RulingGiven(submission=NAME, outcome=Outcome.ACCEPT, evidence=NAME, reason=""),
         e.SlashProposed(submission=NAME, amount_nano=1, evidence=NAME),
         e.Appealed(submission=NAME, reason=""),
         e.SlashExecuted(submission=NAME),
         e.SlashOverturned(submission=NAME),
+        FindingFiled(submission=NAME, evidence=NAME, reason=""),
+        FindingUpheld(submission=NAME),
+        FindingDismissed(submission=NAME),
     ]
     return {type(entry): entry for entry in found}
 
@@ -91,13 +116,16 @@ OTHERS_WORD = {
     e.Unbonded: "node",
     e.Released: "node",
     e.RunFunded: "amount_nano",
+    FindingFiled: "submission",
     e.PoolReturned: "run",
     e.CheckpointPublished: "sender",
     e.StepMeasured: "sender",
     e.LeaseEnded: "sender",
     e.Submitted: "receipt.node",
+    e.VerdictCommitted: "sender",
     e.VerdictGiven: "sender",
     e.Inspected: "sender",
+    e.RulingGiven: "sender",
     e.Appealed: "submission",
 }
 """Entries that the rule itself binds to an author, and what it names when a stranger writes them."""
@@ -110,7 +138,7 @@ def test_a_stranger_speaks_for_nobody(kind: type) -> None:
     if kind is e.VerdictGiven:
         name = world.submit(0)
         entry = world.opinion(world.draw(name)[0], name, Outcome.ACCEPT)
-    if kind is e.Inspected:
+    if kind in (e.Inspected, e.RulingGiven, e.VerdictCommitted):
         entry = replace(entry, submission=world.submit(0))
     with world.refuses(OTHERS_WORD[kind]):
         world.write("stranger", entry)
@@ -155,13 +183,14 @@ def test_time_does_not_run_backwards() -> None:
     world = World.started()
     world.wait(-1)
     with world.refuses("LogRecord.at_ms"):
-        world.register("ann", Role.WORKER)
+        world.register("newcomer", Role.WORKER)
     world.wait(1)
-    world.register("ann", Role.WORKER)
+    world.register("newcomer", Role.WORKER)
 
 
 def test_a_letter_counts_only_while_it_lives() -> None:
     world = World.started()
+    world.wait(REGISTRATION_MS)
     with world.refuses("Payload.issued_at_ms"):
         world.write("ann", HELLO, issued_at_ms=world.now_ms + CLOCK_SKEW_MS_MAX + 1)
     with world.refuses("Payload.expires_at_ms"):
@@ -171,12 +200,14 @@ def test_a_letter_counts_only_while_it_lives() -> None:
 
 def test_one_senders_entries_stand_in_rising_order() -> None:
     world = World.started()
+    world.wait(REGISTRATION_MS)
     leaf = world.seal("ann", HELLO, sequence=100)
     world.apply(leaf)
     with world.refuses("Payload.sequence"):
         world.apply(leaf)
     with world.refuses("Payload.sequence"):
         world.write("ann", HELLO, sequence=99)
+    world.wait(REGISTRATION_MS)
     world.write("ann", HELLO, sequence=101)
 
 
@@ -205,7 +236,7 @@ def test_an_entry_of_another_network_or_a_damaged_one_is_refused() -> None:
 def test_append_folds_like_apply() -> None:
     world = World.started()
     mine = replay(NETWORK, world.leaves)
-    leaf = world.seal("ann", HELLO)
+    leaf = world.seal("newcomer", HELLO)
     record = decode(LogRecord, leaf)
     assert mine.append(open_envelope(record.frame, network=NETWORK).payload, record) == leaf
     world.apply(leaf)

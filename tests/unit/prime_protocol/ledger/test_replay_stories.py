@@ -2,7 +2,9 @@
 
 import pytest
 
+from prime_protocol.constants import ENTRY_VALUE_NANO, REGISTRATION_MS
 from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.audits import compute_settled_outcome
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.terms import SlashDestination
 from prime_protocol.wire.ids import Step
@@ -26,7 +28,7 @@ def test_honest_work_is_judged_credited_and_paid() -> None:
     assert [world.balance(validator) for validator in drawn] == [BOND + AUDIT_POT // 5] * 5 + [BOND]
     assert world.state.funds.pools[RUN] == 1000 * 10**9 - BUDGET
     assert world.submission(name).trained_into == 1
-    assert world.state.nodes[world.id("ann")].streak == 1
+    assert world.run.records[world.id("ann")].streak == 1
 
 
 def test_two_workers_share_by_units() -> None:
@@ -128,7 +130,7 @@ def test_one_voice_for_the_worker_on_appeal_is_enough_to_keep_the_stake_where_no
     for end in (world.execute, world.overturn):
         with world.refuses("submission"):
             end(name)
-    world.wait(TERMS.judgement_ms)
+    world.wait(TERMS.long_stop_ms)
     world.overturn(name)
     assert (world.stake_of("ann"), world.balance("ann")) == (STAKE, BOND)
     assert (world.submission(name).outcome, world.submission(name).judged) == (INVALID, None)
@@ -153,7 +155,8 @@ def test_an_appeal_that_succeeds_gives_back_stake_bond_and_credit() -> None:
     assert (world.stake_of("ann"), world.balance("ann")) == (STAKE, BOND)
     world.credit(name)
     node = world.state.nodes[world.id("ann")]
-    assert (node.settled[FRAUDULENT], node.settled[ACCEPT], node.streak) == (0, 1, 1)
+    assert (node.settled[FRAUDULENT], node.settled[ACCEPT]) == (0, 1)
+    assert world.run.records[world.id("ann")].streak == 1
     world.publish(name)
     world.pay_out(0)
     assert world.balance("ann") == BOND + WORK_POT
@@ -168,7 +171,7 @@ def test_an_appeal_that_too_few_can_confirm_gives_the_stake_back_but_no_credit()
     world.judge(name, ACCEPT, ACCEPT, ACCEPT)
     with world.refuses("submission"):
         world.overturn(name)  # three against three, and nobody is left to ask
-    world.wait(TERMS.judgement_ms)
+    world.wait(TERMS.long_stop_ms)
     world.overturn(name)
     assert (world.stake_of("ann"), world.submission(name).outcome) == (STAKE, INVALID)
 
@@ -184,12 +187,12 @@ def test_an_appeal_can_end_soft_with_the_stake_back_and_no_credit() -> None:
         world.credit(name)
 
 
-def test_an_appeal_that_nobody_judges_in_time_gives_the_stake_back_but_no_credit() -> None:
+def test_an_appeal_that_has_no_judges_keeps_the_stake_until_the_long_stop() -> None:
     world = World.started()
     name = world.convicted("ann")
     world.appeal("ann", name)
     world.judge(name, FRAUDULENT)
-    world.wait(TERMS.judgement_ms - 1)
+    world.wait(TERMS.long_stop_ms - 1)
     with world.refuses("submission"):
         world.overturn(name)
     world.wait(1)
@@ -247,6 +250,10 @@ def test_an_audit_that_stays_stuck_ends_soft_and_blames_nobody() -> None:
     world = World.started()
     name = world.submit(world.lease("ann"))
     drawn = world.judge(name, ACCEPT, INVALID)
+    for _ in range(2):
+        world.wait(TERMS.verdict_ms)
+        assert compute_settled_outcome(world.state, world.run, name, world.now_ms) is None, "others can be asked"
+        drawn += world.judge(name)
     world.wait(TERMS.verdict_ms)
     assert world.settle(name) is INVALID
     for validator in drawn:
@@ -265,10 +272,10 @@ def test_a_submission_for_which_no_quorum_can_be_drawn_ends_soft() -> None:
     with world.refuses("outcome"):
         world.coordinate(invalid)  # no head: whether it can be drawn is not known
     world.note_head()
-    size = world.submission(name).head
+    size = world.submission(name).randomness
     assert size is not None
     with world.refuses("validators"):
-        world.coordinate(e.AuditDrawn(submission=name, round=0, head_size=size[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=0, randomness_round=size[0], validators=()))
     world.coordinate(invalid)
     world.publish()
     world.pay_out(0)
@@ -429,6 +436,7 @@ def test_changing_the_owner_after_the_submission_moves_neither_slash_nor_reward(
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0)
     bad = world.settled("key", FRAUDULENT, 1)
+    world.wait(REGISTRATION_MS)
     world.delegate("puppet", "key")
     world.propose(bad)
     world.credit(good)
@@ -442,7 +450,7 @@ def test_a_revoked_node_cannot_bring_its_old_delegation_again() -> None:
     world = World.started()
     world.join("key", Role.WORKER, owner="owner")
     old = world.delegation("owner", "key")
-    world.wait(1)
+    world.wait(REGISTRATION_MS)
     world.write("owner", e.DelegationRevoked(node=world.id("key")))
     with world.refuses("delegation.issued_at_ms"):
         world.write("key", old)
@@ -455,6 +463,7 @@ def test_a_revoked_node_cannot_bring_its_old_delegation_again() -> None:
 
 def test_an_owner_can_revoke_what_was_not_brought_yet() -> None:
     world = World.started()
+    world.deposit("owner", ENTRY_VALUE_NANO)
     leaked = world.delegation("owner", "stolen")
     world.write("owner", e.DelegationRevoked(node=world.id("stolen")))
     with world.refuses("delegation.issued_at_ms"):
@@ -485,6 +494,7 @@ def test_a_node_appeals_with_the_bond_of_its_owner() -> None:
 def test_an_expired_delegation_ends_leases_and_draws() -> None:
     world = World.started(validators=2)
     world.join("key", Role.VALIDATOR, Role.WORKER, owner="owner")
+    world.wait(REGISTRATION_MS)
     world.delegate("owner", "key", life_ms=HOUR_MS)
     name = world.submit(world.lease("ann"))
     assert "key" in world.draw(name)
@@ -493,10 +503,10 @@ def test_an_expired_delegation_ends_leases_and_draws() -> None:
     with world.refuses("node"):
         world.lease("key", 2)
     world.note_head()
-    head = world.submission(other).head
+    head = world.submission(other).randomness
     assert head is not None
     with world.refuses("validators"):
-        world.coordinate(e.AuditDrawn(submission=other, round=0, head_size=head[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=other, round=0, randomness_round=head[0], validators=()))
 
 
 def test_paid_steps_are_forgotten_when_they_are_too_old_to_train_on() -> None:
@@ -570,13 +580,16 @@ def test_new_terms_do_not_change_what_a_begun_step_is_judged_and_paid_by() -> No
     )
     other = world.lease("bob", 1)
     world.coordinate(e.RunUpdated(terms=harsher))
-    drawn = world.judge(name, FRAUDULENT)
+    drawn = world.draw(name)
     assert len(drawn) == TERMS.quorum
+    first, *others = [world.opinion(validator, name, FRAUDULENT) for validator in drawn]
+    world.commit(first, *others)
+    world.write(drawn[0], first)
     for outcome in (FRAUDULENT, INVALID):
         with world.refuses("outcome"):
             world.coordinate(e.Settled(submission=name, outcome=outcome))
-    for validator in drawn[1:]:
-        world.write(validator, world.opinion(validator, name, FRAUDULENT))
+    for validator, verdict in zip(drawn[1:], others, strict=True):
+        world.write(validator, verdict)
     world.settle(name)
     world.propose(name)
     assert world.stake_of("ann") == STAKE - SLASH
@@ -664,6 +677,7 @@ def test_the_reward_of_a_verdict_goes_to_the_owner_of_the_draw() -> None:
     world.join("key", Role.VALIDATOR, owner="owner")
     name = world.submit(world.lease("ann"))
     world.judge(name, ACCEPT)
+    world.wait(REGISTRATION_MS)
     world.delegate("puppet", "key")
     world.settle(name)
     world.credit(name)
@@ -681,10 +695,12 @@ def test_a_validator_does_not_judge_twice_for_another_owner() -> None:
     world.delegate("friend", "val-0")
     world.stake("friend", "val-0")
     world.note_head()
-    head = world.submission(name).head
+    head = world.submission(name).randomness
     assert head is not None
     with world.refuses("validators"):
-        world.coordinate(e.AuditDrawn(submission=name, round=1, head_size=head[0], validators=(world.id("val-0"),)))
+        world.coordinate(
+            e.AuditDrawn(submission=name, round=1, randomness_round=head[0], validators=(world.id("val-0"),))
+        )
 
 
 def test_an_owner_does_not_judge_twice_through_two_nodes() -> None:

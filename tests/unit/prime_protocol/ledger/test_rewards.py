@@ -1,4 +1,4 @@
-"""Rules about what work earns: credit and payout. Whole stories of it are in test_ledger_stories.py."""
+"""Rules about what work earns: credit and payout. Whole stories of it are in test_replay_stories.py."""
 
 from dataclasses import replace
 from typing import Any

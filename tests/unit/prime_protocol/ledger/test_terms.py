@@ -4,8 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from prime_protocol.constants import FLOP_PER_CONTEXT_TOKEN_MAX, FLOP_PER_TOKEN_MAX, TEMPERATURE_MIN
+from prime_protocol.constants import (
+    FLOP_PER_CONTEXT_TOKEN_MAX,
+    FLOP_PER_TOKEN_MAX,
+    LEASE_SLOTS_MAX,
+    READ_US_PER_TOKEN_MAX,
+    TEMPERATURE_MIN,
+)
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.codec import decode, encode
@@ -36,6 +44,8 @@ def test_a_temperature_is_greedy_or_large_enough_to_divide_by() -> None:
         ("audit_share", 10_001),
         ("temperature", -0.5),
         ("model", ""),
+        ("read_us_per_token", READ_US_PER_TOKEN_MAX + 1),
+        ("context_tokens_max", 2**21 + 1),
         ("units_per_token", FLOP_PER_TOKEN_MAX + 1),
         ("units_per_context_token", FLOP_PER_CONTEXT_TOKEN_MAX + 1),
     ],
@@ -72,3 +82,38 @@ def test_a_file_is_held_to_the_terms_and_to_the_slots_of_its_lease() -> None:
     limits = TERMS.rollout_limits(4, 2)
     assert (limits.first_slot, limits.slots, limits.samples_per_slot) == (4, 2, TERMS.samples_per_slot)
     assert limits.vocab_size == TERMS.vocabulary
+
+
+def test_a_row_fits_into_the_models_context() -> None:
+    longest = TERMS.prompt_tokens_max + TERMS.output_tokens_max
+    assert replace(TERMS, context_tokens_max=longest).row_tokens_max == longest
+    with pytest.raises(RemoteError) as caught:
+        replace(TERMS, context_tokens_max=longest - 1)
+    assert caught.value.field == "context_tokens_max"
+
+
+@given(
+    verdict_ms=st.integers(0, 2**40),
+    read_us_per_token=st.integers(0, READ_US_PER_TOKEN_MAX),
+    samples_per_slot=st.integers(1, 1024),
+    prompt_tokens_max=st.integers(1, 2**20),
+    output_tokens_max=st.integers(1, 2**20),
+)
+def test_a_readable_lease_takes_no_longer_to_read_than_a_verdict_and_one_slot_more_does(**changed: int) -> None:
+    terms = replace(TERMS, **changed)
+
+    def read_ms(slots: int) -> int:
+        rows = slots * terms.samples_per_slot
+        return terms.compute_read_ms(rows=rows, output_tokens=rows * terms.output_tokens_max)
+
+    most = terms.compute_slots_readable()
+    assert 0 <= most <= LEASE_SLOTS_MAX
+    assert most == 0 or read_ms(most) <= terms.verdict_ms
+    assert most == LEASE_SLOTS_MAX or read_ms(most + 1) > terms.verdict_ms
+
+
+def test_the_time_to_read_follows_the_tokens_and_is_rounded_up() -> None:
+    terms = replace(TERMS, read_us_per_token=300, prompt_tokens_max=16, output_tokens_max=32)
+    # Three prompts, ten output tokens, and the longest row again: 106 tokens.
+    assert terms.compute_read_ms(rows=3, output_tokens=10) == 32
+    assert replace(terms, read_us_per_token=0).compute_read_ms(rows=3, output_tokens=10) == 0

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
-from prime_protocol.constants import LEASE_MS_MAX, ROLLOUT_ROWS_MAX, ROUNDS_MAX
+from prime_protocol.constants import LEASE_MS_MAX, REGISTRATION_MS, ROLLOUT_ROWS_MAX, ROUNDS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
+from prime_protocol.ledger.terms import TrainOn
 from prime_protocol.wire.ids import Digest, NetworkId, RunId, Slot, Step
-from support.ledger_network import DAY_MS, HOUR_MS, ON_CHAIN, RUN, STAKE, TERMS, World, digest
+from support.ledger_network import DAY_MS, HOUR_MS, ON_CHAIN, RUN, STAKE, TERMS, VALIDATORS, World, digest
 
 ACCEPT, INVALID = Outcome.ACCEPT, Outcome.INVALID
 
@@ -32,12 +33,39 @@ def test_a_run_is_created_once(world: World) -> None:
 
 def test_terms_under_which_stake_could_leave_before_the_judgement_are_refused() -> None:
     world = World()
-    world.create_network(unbonding_ms=LEASE_MS_MAX + ROUNDS_MAX * 1000)
+    world.create_network(unbonding_ms=LEASE_MS_MAX + 2 * ROUNDS_MAX * 1000)
     with world.refuses("terms.verdict_ms"):
-        world.create_run(verdict_ms=1001)
-    world.create_run(verdict_ms=1000)
+        world.create_run(verdict_ms=1001, judgement_ms=0)
+    world.create_run(verdict_ms=1000, judgement_ms=0)
     with world.refuses("terms.verdict_ms"):
-        world.coordinate(e.RunUpdated(terms=world.terms(verdict_ms=1001)))
+        world.coordinate(e.RunUpdated(terms=world.terms(verdict_ms=1001, judgement_ms=0)))
+
+
+def test_terms_under_which_stake_could_leave_before_pay_has_vested_and_a_finding_is_judged_are_refused() -> None:
+    world = World()
+    world.create_network(unbonding_ms=LEASE_MS_MAX + 2 * ROUNDS_MAX * 1000 + DAY_MS + 2 * HOUR_MS)
+    with world.refuses("terms.vesting_ms"):
+        world.create_run(verdict_ms=1000, vesting_ms=DAY_MS + 1)
+    world.create_run(verdict_ms=1000, vesting_ms=DAY_MS)
+
+
+def test_terms_under_which_one_slot_cannot_be_read_in_time_are_refused() -> None:
+    world = World()
+    world.create_network()
+    slot = (TERMS.samples_per_slot + 1) * (TERMS.prompt_tokens_max + TERMS.output_tokens_max)
+    with world.refuses("terms.verdict_ms"):
+        world.create_run(verdict_ms=slot - 1, read_us_per_token=1000)
+    world.create_run(verdict_ms=slot, read_us_per_token=1000)
+    with world.refuses("terms.verdict_ms"):
+        world.coordinate(e.RunUpdated(terms=world.terms(verdict_ms=slot, read_us_per_token=1001)))
+
+
+def test_a_lease_has_no_more_slots_than_validators_can_read_in_time() -> None:
+    row = TERMS.prompt_tokens_max + TERMS.output_tokens_max
+    world = World.started(verdict_ms=(3 * TERMS.samples_per_slot + 1) * row, read_us_per_token=1000)
+    with world.refuses("slots"):
+        world.lease("ann", 0, 4)
+    world.lease("ann", 0, 3)
 
 
 def test_a_closed_run_stays_closed(world: World) -> None:
@@ -123,6 +151,19 @@ def test_a_checkpoint_names_accepted_submissions_once(world: World) -> None:
     world.publish(good)
     with world.refuses("trained_on[0]"):
         world.write("trainer", checkpoint(2, good))
+
+
+def test_where_the_terms_say_so_a_checkpoint_is_trained_on_audited_work_only() -> None:
+    world = World.started(audit_probation=0, audit_floor=1, slots_per_step=32, train_on=TrainOn.AUDITED)
+    unseen = world.not_drawn("ann")
+    world.settle(unseen)
+    audited = next(iter(world.run.submissions))
+    assert audited != unseen, "the first is always drawn"
+    with world.refuses("trained_on[0]"):
+        world.write("trainer", checkpoint(1, unseen))
+    world.publish(audited)
+    world.coordinate(e.RunUpdated(terms=world.terms(audit_probation=0, audit_floor=1, slots_per_step=32)))
+    world.publish(unseen)
 
 
 def test_a_checkpoint_is_not_trained_on_what_is_too_old(world: World) -> None:
@@ -320,14 +361,18 @@ def test_a_submission_has_the_tokens_its_lease_allows(world: World) -> None:
     world.write("ann", replace(good, context_tokens=context_max))
 
 
-def test_a_submission_may_be_made_with_an_older_checkpoint_inside_the_lag(world: World) -> None:
+def test_a_lease_fixes_the_checkpoint_inside_the_lag(world: World) -> None:
     world.publish()
     world.publish()
     roots = [world.run.checkpoints[Step(step)].root for step in range(3)]
-    lease = world.lease("ann")
-    with world.refuses("receipt.checkpoint_root"):
-        world.write("ann", world.answer(lease, checkpoint_root=roots[0]))
-    world.write("ann", world.answer(lease, checkpoint_root=roots[1]))
+    for step in (0, 3):
+        with world.refuses("checkpoint_step"):
+            world.lease("ann", checkpoint_step=Step(step))
+    lease = world.lease("ann", checkpoint_step=Step(1))
+    for root in (roots[0], roots[2]):
+        with world.refuses("receipt.checkpoint_root"):
+            world.write("ann", world.answer(lease, checkpoint_root=root))
+    world.write("ann", world.answer(lease))
     assert [submission.checkpoint_step for submission in world.run.submissions.values()] == [1]
 
 
@@ -338,10 +383,16 @@ def test_at_the_first_step_there_is_no_older_checkpoint(world: World) -> None:
 
 
 def test_a_new_run_lists_the_validators_that_are_there(world: World) -> None:
-    world.write("coordinator", e.RunCreated(terms=world.terms(stake_min_nano=STAKE)), RunId("second"))
-    world.write("coordinator", e.RunCreated(terms=world.terms(stake_min_nano=STAKE + 1)), RunId("dear"))
-    assert world.state.runs[RunId("second")].validators == world.run.validators
-    assert world.state.runs[RunId("dear")].validators == []
+    second, dear, other = RunId("second"), RunId("dear"), RunId("other")
+    world.wait(REGISTRATION_MS)
+    for name in VALIDATORS:
+        world.write(name, replace(world.registration(name, Role.VALIDATOR), runs=(dear, RUN, second)))
+    world.write("coordinator", e.RunCreated(terms=world.terms(stake_min_nano=STAKE)), second)
+    world.write("coordinator", e.RunCreated(terms=world.terms(stake_min_nano=STAKE + 1)), dear)
+    world.write("coordinator", e.RunCreated(terms=world.terms(stake_min_nano=STAKE)), other)
+    assert world.state.runs[second].validators == world.run.validators
+    assert world.state.runs[dear].validators == [], "their stake is too small for it"
+    assert world.state.runs[other].validators == [], "they serve other runs"
 
 
 def test_an_unbonding_time_of_a_week_fits_the_terms(world: World) -> None:

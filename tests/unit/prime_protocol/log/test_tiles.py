@@ -16,10 +16,12 @@ from prime_protocol.log.tiles import (
     EntryBundle,
     Tile,
     check_tile,
+    compute_prefix_root,
     decode_bundle,
     encode_bundle,
     encode_tile,
     list_consistency_tiles,
+    list_inclusion_tiles,
     list_new_bundles,
     list_new_tiles,
     make_node_reader,
@@ -113,6 +115,7 @@ def test_the_tiles_named_for_a_proof_are_enough_and_all_used() -> None:
 
         get_node = make_node_reader(SIZE, get_tile)
         proof = build_inclusion_proof(index, SIZE, get_node)
+        assert sorted(asked) == list_inclusion_tiles(index, SIZE)
         leaf, root = Digest(get_node(0, index)), compute_root(SIZE, get_node)
         verify_inclusion(leaf, proof, index=index, size=SIZE, root=root)
 
@@ -121,6 +124,18 @@ def test_the_tiles_named_for_a_proof_are_enough_and_all_used() -> None:
         compute_root(index, get_node)
         compute_root(SIZE, get_node)
         assert sorted(asked) == list_consistency_tiles(index, SIZE)
+
+
+def test_the_root_of_a_prefix_comes_only_from_tiles_of_the_signed_tree() -> None:
+    def get_tile(tile: Tile) -> bytes:
+        return encode_tile(tile, TREE.get_node)
+
+    root = TREE.root()
+    for size in (1, 256, 65_536, SIZE):
+        expected = compute_root(size, TREE.get_node)
+        assert compute_prefix_root(size, size=SIZE, root=root, get_tile=get_tile) == expected
+    with pytest.raises(RemoteError, match=r"^tile: leads to root"):
+        compute_prefix_root(256, size=SIZE, root=Digest(bytes(32)), get_tile=get_tile)
 
 
 def test_a_tile_of_another_length_is_refused_by_its_path() -> None:

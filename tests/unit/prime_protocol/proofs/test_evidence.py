@@ -1,5 +1,6 @@
 """The sequential test: what one chunk weighs, what many come to, and how seldom honest ones come to much."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -16,14 +17,14 @@ from prime_protocol.constants import (
 )
 from prime_protocol.proofs.evidence import (
     Deviation,
+    EvidenceCounter,
+    EvidenceSum,
     ReplayedChunk,
     compute_noise_deviation,
     compute_weight,
     find_proof_deviations,
     find_replay_deviations,
     get_chunk_weight,
-    sum_noise_weights,
-    sum_weights,
 )
 from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.proofs.toploc_verify import ChunkReport
@@ -44,6 +45,13 @@ BOUNDS = Tolerance(
 )
 CHUNK = ChunkReport(128, 0, 0, 0, 0, 1, 10, 0, 0)
 SPAN = ReplayedChunk(32, 0.0, 0, 0.0, 0.0, 0, 0.0)
+
+
+def sum_weights(weights: Iterable[int]) -> EvidenceSum:
+    counter = EvidenceCounter()
+    for weight in weights:
+        counter.add(weight)
+    return counter.sum()
 
 
 @pytest.mark.parametrize(
@@ -107,6 +115,13 @@ def test_a_short_chunk_is_held_to_its_limits_only_where_it_strays() -> None:
     assert [
         mark.check for mark in find_proof_deviations(CHUNK._replace(exponent_mismatches=21), BOUNDS, is_whole=False)
     ] == ["exponent_mismatches"]
+
+
+def test_what_is_unlikely_is_neither_paid_nor_charged() -> None:
+    for noise, margin, is_unlikely, convicts in ((79, 0, False, False), (0, 80, True, False), (80, 120, False, True)):
+        weighed = EvidenceSum(10, 0, 1, 0, noise=noise, margin=margin)
+        assert weighed.evidence == max(noise, margin)
+        assert (weighed.is_unlikely, weighed.convicts) == (is_unlikely, convicts)
 
 
 def test_the_worst_number_of_a_chunk_decides() -> None:
@@ -181,13 +196,13 @@ def test_one_loud_chunk_does_not_speak_for_a_completion_nor_one_completion_for_a
     worst = make_completion([100.0] * 64)
     assert worst is not None
     assert worst.weight == EVIDENCE_NOISE_MAX
-    assert sum_noise_weights([worst, worst]) < EVIDENCE_FRAUDULENT <= sum_noise_weights([worst] * 3)
+    assert sum_weights([worst.weight] * 2).most < EVIDENCE_FRAUDULENT <= sum_weights([worst.weight] * 3).most
 
 
 def test_short_chunks_say_nothing_about_noise_nor_does_a_text_that_was_read_once() -> None:
     assert compute_noise_deviation([TWICE._replace(tokens=31, logprob_error_sum=31.0)], [CHUNK], BOUNDS) is None
     assert compute_noise_deviation([SPAN._replace(logprob_error_sum=32.0)], [CHUNK], BOUNDS) is None
-    assert sum_noise_weights([]) == 0
+    assert sum_weights([]).most == 0
 
 
 def test_in_a_run_that_was_not_calibrated_only_noise_that_is_much_too_large_counts() -> None:

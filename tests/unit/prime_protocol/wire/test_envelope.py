@@ -17,8 +17,9 @@ from prime_protocol.constants import (
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire import envelope
 from prime_protocol.wire.codec import encode
-from prime_protocol.wire.envelope import BUCKET_MS, Payload, ReplayGuard, check_time, open_envelope, seal_envelope
+from prime_protocol.wire.envelope import Payload, ReplayGuard, check_time, open_envelope, seal_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.wire.seen_messages import BUCKET_MS
 from prime_protocol.wire.signing import WalletKey
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "vectors" / "envelope.json").read_text())

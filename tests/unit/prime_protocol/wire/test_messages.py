@@ -1,6 +1,6 @@
 """Requests and replies: which entries others may send, which may be sent again, and that the page names them all."""
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +8,7 @@ import pytest
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.replay import ENTRY_RULES, EntryAuthor
 from prime_protocol.wire import messages
-from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.ids import Digest, NodeId, Step
 from prime_protocol.wire.messages import (
     AUTHORED_ENTRIES,
     ENTRY_ENDPOINTS,
@@ -38,7 +38,18 @@ def test_only_what_is_harmless_twice_may_be_repeated_by_a_client() -> None:
 
 @pytest.mark.parametrize(
     "message",
-    [messages.Heartbeat, messages.HeartbeatReply, messages.LeaseRequest, messages.LeaseReply, messages.AuditTask],
+    [
+        messages.Heartbeat,
+        messages.HeartbeatReply,
+        messages.AccountStatus,
+        messages.SubmissionUpdate,
+        messages.LeaseRequest,
+        messages.LeaseReply,
+        messages.AuditTask,
+        messages.RunRequest,
+        messages.RunReply,
+        messages.AcceptedSubmission,
+    ],
 )
 def test_the_page_names_every_field(message: type) -> None:
     missing = [field.name for field in fields(message) if f"`{field.name}`" not in PAGE]
@@ -70,3 +81,12 @@ def test_each_purpose_has_its_form() -> None:
     UploadRequest(digest=NAME, size_bytes=1, purpose=UploadPurpose.ROLLOUTS, lease=0, submission=None)
     UploadRequest(digest=NAME, size_bytes=1, purpose=UploadPurpose.EVIDENCE, lease=None, submission=NAME)
     UploadRequest(digest=NAME, size_bytes=1, purpose=UploadPurpose.MANIFEST, lease=None, submission=None)
+
+
+def test_an_audit_task_states_all_sums_or_none() -> None:
+    facts = dict.fromkeys(("submission", "seed", "file_digest", "checkpoint_root"), NAME)
+    numbers = dict.fromkeys(("round", "lease", "first_slot", "slots", "deadline_ms"), 1)
+    task = messages.AuditTask(**facts, **numbers, node=NodeId(bytes(20)), step=Step(0), sums=(0, 1, 2, 3, 4, 5))
+    assert task.sums[-1] == 5
+    with pytest.raises(RemoteError, match="sums"):
+        replace(task, sums=(1,))

@@ -126,4 +126,4 @@ async def test_a_voice_sends_by_every_way_and_one_that_fails_hinders_no_other() 
     assert went == [again]
     assert voice.failures == {1: "gone"}
     assert await voice.publish(RUN, announced(0)) is None, "a node does not announce"
-    assert RELAY_POLL.kind == "records"
+    assert RELAY_POLL.kind == "relay-poll"

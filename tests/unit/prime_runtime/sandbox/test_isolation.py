@@ -34,6 +34,7 @@ def test_the_call_table_names_each_number_once() -> None:
     for column in (0, 1):
         numbers = [row[column] for row in isolation.REFUSED_CALLS.values() if row[column] is not None]
         assert len(numbers) == len(set(numbers))
+        assert max(numbers) <= isolation.NEWEST_REVIEWED_CALL
     with pytest.raises(OSError, match="vax"):
         isolation.build_filter("vax")
     assert len(isolation.build_filter(platform.machine())) % 8 == 0

@@ -1,6 +1,8 @@
 """The daemon's side of the sandbox: what a job gets, what comes back, and what happens when something breaks."""
 
 import asyncio
+import errno
+import json
 import os
 import signal
 import subprocess
@@ -15,6 +17,7 @@ import pytest_asyncio
 from prime_protocol.constants import SIGNAL_CPU_TIME
 from prime_protocol.errors import LocalError
 from prime_protocol.tasks.family import JobEnd, SandboxJob
+from prime_runtime.sandbox import isolation
 from prime_runtime.sandbox import sandbox as sandbox_module
 from prime_runtime.sandbox.sandbox import Sandbox
 from support.processes.sandboxes import QUICK, job, processes_of, survivors
@@ -223,3 +226,26 @@ class Gone:
     """Stands for a zygote's process where only its environment matters."""
 
     pid = 0
+
+
+CALLS = """
+import ctypes, json, os, sys
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number):
+    return ctypes.get_errno() if libc.syscall(ctypes.c_long(number), -1, 0, 0, 0) < 0 else 0
+numbers = json.load(sys.stdin)
+pid = os.fork()
+if pid:
+    os.waitpid(pid, 0)
+print(json.dumps([call(number) for number in numbers]))
+"""
+
+
+async def test_calls_that_nobody_has_reviewed_do_not_exist_inside(sandbox: Sandbox) -> None:
+    """Also in a child of the job, and also where this machine's kernel has them."""
+    reviewed, first_later = isolation.REFUSED_CALLS["memfd_secret"][0], isolation.NEWEST_REVIEWED_CALL + 1
+    later = [first_later, first_later + 1, 467, 600, isolation.X32_BIT - 1]
+    outcome = await sandbox.run(SandboxJob(CALLS, json.dumps([reviewed, *later]).encode()))
+    assert outcome.stderr == b""
+    expected = [errno.EPERM, *[errno.ENOSYS] * len(later)]
+    assert [json.loads(line) for line in outcome.stdout.splitlines()] == [expected, expected]

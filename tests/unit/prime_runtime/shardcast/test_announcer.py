@@ -11,9 +11,9 @@ from prime_protocol.wire.ids import Step
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.settings.schema import ConfigError
 from prime_runtime.shardcast.announcer import SERVING_MS_MIN, AnnounceSchedule, ServingSummary, make_announcement
+from prime_runtime.shardcast.config import check_urls, with_ports
 from prime_runtime.shardcast.publish import publish_checkpoint
 from prime_runtime.shardcast.store import ShardStore
-from prime_runtime.shardcast.upload_slots import check_urls, with_ports
 from support.gossip_examples import NETWORK, NOW_MS, RUN, digest_of, key_of, serving
 from support.processes.swarm import make_checkpoint
 

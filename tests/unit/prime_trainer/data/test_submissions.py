@@ -14,17 +14,26 @@ from prime_protocol.rollouts.rollout import RolloutHeader, RolloutLimits, comput
 from prime_protocol.tasks.family import TaskSetSpec
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Slot, Step
-from prime_protocol.wire.messages import CheckpointRef, StepReply
-from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
+from prime_protocol.wire.messages import AcceptedSubmission, CheckpointRef, StepReply
+from prime_protocol.wire.typed_data import SubmissionReceipt
 from prime_trainer.config import AdvantageConfig
-from prime_trainer.data.submissions import AcceptedSubmission, make_rollout_group, read_submission
+from prime_trainer.data.submissions import make_rollout_group, read_submission
 from support.ledger_network import TERMS as USUAL
 from support.processes.trainer import TERMS, make_rows
 
 WANTED = replace(USUAL, **TERMS)
 FAMILY = open_family(TaskSetSpec.parse(WANTED.task_set))
 BEACON, ROOT, NODE = Digest(bytes([7] * 32)), Digest(bytes([8] * 32)), NodeId(bytes([9] * 20))
-LEASE = LeaseGranted(lease=5, node=NODE, step=Step(3), first_slot=Slot(1), slots=2, deadline_ms=1, speculative=False)
+LEASE = LeaseGranted(
+    lease=5,
+    node=NODE,
+    step=Step(3),
+    checkpoint_step=Step(3),
+    first_slot=Slot(1),
+    slots=2,
+    deadline_ms=1,
+    speculative=False,
+)
 HEADER = RolloutHeader(run=RunId("demo"), step=Step(3), checkpoint_root=ROOT, lease=5, node=NODE)
 FACTS = StepReply(
     terms=WANTED, beacon=BEACON, weights=CheckpointRef(step=Step(3), root=ROOT, manifest=ROOT, beacon=BEACON)
@@ -57,12 +66,12 @@ def make_file(**changes: Any) -> tuple[bytes, SubmissionReceipt]:
 
 
 def listed(receipt: SubmissionReceipt, **changes: Any) -> AcceptedSubmission:
-    return AcceptedSubmission(name=compute_receipt_id(receipt), **{"first_slot": Slot(1), "slots": 2, **changes})
+    return AcceptedSubmission(number=1, receipt=receipt, **{"first_slot": Slot(1), "slots": 2, **changes})
 
 
 def test_good_file_gives_its_rows_group_by_group() -> None:
     data, receipt = make_file()
-    rows = read_submission(data, listed(receipt), receipt, FACTS, FAMILY)
+    rows = read_submission(data, listed(receipt), FACTS, FAMILY)
     assert [row.slot for row in rows] == [1] * 4 + [2] * 4
     group = make_rollout_group(rows[:4], [1.0, 0.0, 0.0, 0.0], AdvantageConfig())
     assert [sample.advantage for sample in group.samples] == [0.75, -0.25, -0.25, -0.25]
@@ -86,11 +95,11 @@ def test_what_does_not_answer_to_its_receipt_is_refused(wrong: str, field: str) 
     row, facts = listed(receipt), FACTS
     match wrong:
         case "lease":
-            receipt = replace(receipt, lease=6)
+            row = listed(replace(receipt, lease=6))
         case "slots":
             row = listed(receipt, first_slot=Slot(2))
         case "root":
-            receipt = replace(receipt, rollout_root=ROOT)
+            row = listed(replace(receipt, rollout_root=ROOT))
         case "beacon":
             facts = replace(facts, beacon=ROOT)
         case "no beacon":
@@ -98,13 +107,13 @@ def test_what_does_not_answer_to_its_receipt_is_refused(wrong: str, field: str) 
         case "bytes":
             data = data[:-20] + bytes([data[-20] ^ 1]) + data[-19:]
     with pytest.raises(RemoteError) as refused:
-        read_submission(data, row, receipt, facts, FAMILY)
+        read_submission(data, row, facts, FAMILY)
     assert refused.value.field.startswith(field), refused.value
 
 
 def test_target_length_costs_where_there_is_one() -> None:
     data, receipt = make_file()
-    rows = [replace(row, target_length=6) for row in read_submission(data, listed(receipt), receipt, FACTS, FAMILY)[:4]]
+    rows = [replace(row, target_length=6) for row in read_submission(data, listed(receipt), FACTS, FAMILY)[:4]]
     assert [len(row.output_tokens) for row in rows] == [5, 6, 7, 4]
     group = make_rollout_group(rows, [1.0, 0.0, 1.0, 0.0], AdvantageConfig(length_weight=0.1))
     assert [sample.advantage for sample in group.samples] == pytest.approx([0.5, -0.4, 0.5, -0.6])

@@ -11,9 +11,9 @@ from prime_protocol.wire.ids import Step
 from prime_runtime.http.config import ListenConfig
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.settings.schema import ConfigError
+from prime_runtime.shardcast.config import UploadConfig
 from prime_runtime.shardcast.publish import publish_checkpoint
 from prime_runtime.shardcast.store import ShardStore
-from prime_runtime.shardcast.upload_slots import UploadConfig
 from prime_trainer.config import OriginServerConfig, PublishConfig
 from prime_trainer.publish.publisher import choose_keyframe, choose_manifest, read_trained_on, remove_old_versions
 from support.gossip_examples import NETWORK, NOW_MS, RUN, digest_of, key_of

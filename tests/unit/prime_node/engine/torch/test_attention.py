@@ -64,7 +64,7 @@ def attend_plainly(cache: KvCache, queries: torch.Tensor, keys: torch.Tensor, va
 def test_both_ways_find_what_plain_attention_finds_and_keep_the_new_token(
     heads: int, kv_heads: int, head_dim: int
 ) -> None:
-    # As torch_dense.py hands them over: parts of wider rows.
+    # As dense.py hands them over: parts of wider rows.
     wide = torch.randn(len(LENGTHS), heads + 2 * kv_heads, head_dim, generator=torch.Generator().manual_seed(1))
     queries, keys, values = wide.split([heads, kv_heads, kv_heads], dim=1)
     for kind in (NativeAttention, StripedAttention):

@@ -24,7 +24,7 @@ def one_thread() -> Iterator[None]:
 
 
 def make_heads(tokens: int, heads: int, kv_heads: int, size: int) -> tuple[Tensor, ...]:
-    """As torch_dense.py hands them over: parts of wider rows."""
+    """As dense.py hands them over: parts of wider rows."""
     wide = torch.randn(tokens, heads + 2 * kv_heads, size, generator=torch.Generator().manual_seed(1))
     return wide.split([heads, kv_heads, kv_heads], dim=1)
 

@@ -49,7 +49,7 @@ def address(number: int, host: str | None = None, port: int = 4001) -> str:
     return f"/ip4/{host or f'203.0.113.{number}'}/tcp/{port}/p2p/{peer(number)}"
 
 
-def learn(to: PeerTable, *texts: str, until_ms: int = 100, now_ms: int = 0, record: bytes = b"card") -> bool:
+def learn(to: PeerTable, *texts: str, until_ms: int = 100, now_ms: int = 0, record: bytes = b"record") -> bool:
     return to.book.learn(tuple(map(PeerAddress.parse, texts)), record=record, until_ms=until_ms, now_ms=now_ms)
 
 

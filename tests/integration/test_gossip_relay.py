@@ -164,6 +164,7 @@ async def test_metrics_count_relayed_messages_polls_and_posts(process: Coordinat
     assert grown == {
         '{kind="gossip.announced"}': 0,
         '{kind="gossip.serving"}': 1,
+        '{kind="gossip.accusation"}': 0,
         '_posted_total{outcome="new"}': 1,
         '_posted_total{outcome="known"}': 2,
         '_posted_total{outcome="refused"}': 1,

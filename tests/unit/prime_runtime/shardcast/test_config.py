@@ -3,7 +3,8 @@
 import pytest
 
 from prime_runtime.settings.schema import ConfigError
-from prime_runtime.shardcast.upload_slots import SLOTS, UploadConfig
+from prime_runtime.shardcast.config import UploadConfig
+from prime_runtime.shardcast.upload_slots import SLOTS
 
 
 def test_slots_are_chosen_where_the_owner_does_not_say() -> None:

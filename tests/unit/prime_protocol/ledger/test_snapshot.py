@@ -1,0 +1,196 @@
+"""A snapshot is the state, in one encoding: what was folded from the same entries has the same bytes."""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+import msgpack
+import pytest
+
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger import snapshot
+from prime_protocol.ledger.entries import Outcome, SnapshotNoted
+from prime_protocol.ledger.entry_index import decode_leaf
+from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger, replay, verify_leaf
+from prime_protocol.ledger.snapshot import compute_snapshot_digest, decode_snapshot, encode_snapshot
+from prime_protocol.wire.codec import decode
+from prime_protocol.wire.ids import NetworkId
+from support.ledger_network import NETWORK, World, digest
+
+
+@cache
+def make_busy_world() -> World:
+    """With open leases, audits, slashes, rounds and payments."""
+    world = World.started()
+    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.convicted("bob", 3)
+    world.submit(world.lease("ann", 5))
+    world.note_head()
+    world.lease("ann", 7)
+    return world
+
+
+def busy_world() -> World:
+    return make_busy_world().fork()
+
+
+def test_a_state_comes_back_as_it_was() -> None:
+    world = busy_world()
+    data = encode_snapshot(NETWORK, world.state)
+    found = decode_snapshot(NETWORK, data)
+    assert found == world.state
+    assert encode_snapshot(NETWORK, found) == data
+
+
+def test_everyone_who_folds_the_same_entries_gets_the_same_bytes() -> None:
+    world = busy_world()
+    assert encode_snapshot(NETWORK, replay(NETWORK, world.leaves).state) == encode_snapshot(NETWORK, world.state)
+
+
+@pytest.mark.parametrize("size", [1, 10, 20, 30, 40])
+def test_a_fold_that_goes_on_from_a_snapshot_ends_in_the_same_bytes(size: int) -> None:
+    world = busy_world()
+    ledger = Ledger(NETWORK)
+    begun = encode_snapshot(NETWORK, replay(NETWORK, world.leaves[:size]).state)
+    ledger.state = decode_snapshot(NETWORK, begun)
+    for leaf in world.leaves[size:]:
+        ledger.apply(leaf)
+    assert encode_snapshot(NETWORK, ledger.state) == encode_snapshot(NETWORK, world.state)
+
+
+def test_a_field_with_its_default_value_is_left_out() -> None:
+    _, _, state = msgpack.unpackb(encode_snapshot(NETWORK, Ledger(NETWORK).state))
+    assert state == {}
+
+
+def test_the_order_of_a_mapping_and_its_zeros_are_part_of_the_state() -> None:
+    @dataclass
+    class Books:
+        counts: Counter[int] = field(default_factory=Counter)
+
+    codec = snapshot._get_codec(Books)
+    assert codec.write(Books(Counter({2: 1, 1: 0}))) == {"counts": [2, 1, 1, 0]}
+    assert codec.write(Books(Counter({1: 0}))) == {"counts": [1, 0]}, "a Counter with a zero equals one without"
+    assert list(codec.read({"counts": [2, 1, 1, 0]}).counts) == [2, 1]
+
+
+@dataclass
+class Sample:
+    """One field of each kind that needs a reader of its own."""
+
+    pair: tuple[int, bytes]
+    slots: range
+    names: set[int] = field(default_factory=set)
+    table: dict[int, str] = field(default_factory=dict)
+
+
+@pytest.mark.parametrize(
+    ("plain", "path"),
+    [
+        ([], ""),
+        ({"slots": [0, 1]}, ".pair"),
+        ({"pair": [1, b""], "slots": [0, 1], "more": 1}, ".more"),
+        ({"pair": 1, "slots": [0, 1]}, ".pair"),
+        ({"pair": [1], "slots": [0, 1]}, ".pair"),
+        ({"pair": [1, 1], "slots": [0, 1]}, ".pair"),
+        ({"pair": [1, b""], "slots": [0]}, ".slots"),
+        ({"pair": [1, b""], "slots": [0, "1"]}, ".slots"),
+        ({"pair": [1, b""], "slots": [0, 1], "names": [1, "2"]}, ".names[1]"),
+        ({"pair": [1, b""], "slots": [0, 1], "table": [1]}, ".table"),
+        ({"pair": [1, b""], "slots": [0, 1], "table": [1, 2]}, ".table[0]"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_by_name(plain: Any, path: str) -> None:
+    with pytest.raises(RemoteError) as refusal:
+        snapshot._get_codec(Sample).read(plain)
+    assert refusal.value.field == path
+
+
+def test_a_sample_of_each_kind_comes_back() -> None:
+    codec, sample = snapshot._get_codec(Sample), Sample((1, b"x"), range(2, 5), {7}, {1: "one"})
+    assert codec.read(codec.write(sample)) == sample
+
+
+def change(edit: Callable[[list[Any]], object]) -> Callable[[bytes], bytes]:
+    def damage(data: bytes) -> bytes:
+        plain = msgpack.unpackb(data)
+        edit(plain)
+        return bytes(msgpack.packb(plain))
+
+    return damage
+
+
+@pytest.mark.parametrize(
+    ("damage", "path"),
+    [
+        (lambda data: data[:-1], "snapshot"),
+        (lambda data: b"\xc1", "snapshot"),
+        (lambda data: b"\x01", "snapshot"),
+        (change(lambda plain: plain.pop()), "snapshot"),
+        (change(lambda plain: plain.__setitem__(0, 2)), "snapshot.format"),
+        (change(lambda plain: plain.__setitem__(1, "othernet")), "snapshot.network"),
+        (change(lambda plain: plain[2].__setitem__("at_ms", "late")), "snapshot.at_ms"),
+        (change(lambda plain: plain[2].__setitem__("free_until_ms", 0)), "snapshot"),
+        (change(lambda plain: plain[2]["references"].reverse()), "snapshot"),
+    ],
+)
+def test_a_damaged_snapshot_is_refused(damage: Callable[[bytes], bytes], path: str) -> None:
+    with pytest.raises(RemoteError) as refusal:
+        decode_snapshot(NETWORK, damage(encode_snapshot(NETWORK, busy_world().state)))
+    assert refusal.value.field == path
+
+
+def test_a_snapshot_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "SNAPSHOT_BYTES_MAX", 10)
+    with pytest.raises(RemoteError, match="the limit is 10"):
+        decode_snapshot(NETWORK, bytes(11))
+
+
+# --- In the log -----------------------------------------------------------------------------------------------------
+
+
+def test_a_noted_snapshot_covers_more_than_the_last_and_no_more_than_there_is() -> None:
+    world = World.started()
+    size = world.state.size
+    world.coordinate(SnapshotNoted(size=size, digest=compute_snapshot_digest(b""), format=1))
+    for wrong in (size, size + 2):
+        with world.refuses("size"):
+            world.coordinate(SnapshotNoted(size=wrong, digest=digest("state"), format=1))
+    world.coordinate(SnapshotNoted(size=size + 1, digest=digest("state"), format=2))
+    assert world.state.snapshot_size == size + 1
+
+
+# --- Signatures that need no state ----------------------------------------------------------------------------------
+
+
+def test_signatures_can_be_verified_apart_from_the_fold() -> None:
+    world, checked = busy_world(), Ledger(NETWORK)
+    for leaf in world.leaves:
+        verify_leaf(leaf, NETWORK, world.state.domain, world.state.randomness)
+        checked.apply_checked(leaf)
+    assert checked.state == world.state
+    with pytest.raises(RemoteError):
+        verify_leaf(world.leaves[0], NetworkId("othernet"), world.state.domain, world.state.randomness)
+
+
+@pytest.mark.parametrize("kind", [b"Submitted", b"VerdictGiven", b"RoundRecorded"])
+def test_a_forged_signature_inside_an_entry_is_found_apart_from_the_fold(kind: bytes) -> None:
+    world = busy_world()
+    leaf = next(leaf for leaf in world.leaves if kind in leaf)
+    payload = decode_leaf(leaf)[1]
+    entry: Any = decode(ENTRY_TYPES[payload.kind], payload.body)
+    forged = world.seal(
+        world.names[payload.sender], type(entry)(**{**_fields(entry), "signature": _flip(entry.signature)})
+    )
+    with pytest.raises(RemoteError):
+        verify_leaf(forged, NETWORK, world.state.domain, world.state.randomness)
+
+
+def _fields(entry: Any) -> dict[str, Any]:
+    return {name: getattr(entry, name) for name in entry.__slots__}
+
+
+def _flip(signature: bytes) -> Any:
+    return type(signature)(bytes([signature[0] ^ 1]) + signature[1:])
