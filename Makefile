@@ -4,6 +4,8 @@ PIP = .venv/bin/pip install --quiet --disable-pip-version-check -c constraints.t
 READY = .venv/ready
 # Scripts that tests and benchmarks start as processes import helpers from tests/support.
 export PYTHONPATH := $(CURDIR)/tests
+# Some images set it. Then each of the hundreds of processes that the targets start compiles everything it imports.
+unexport PYTHONDONTWRITEBYTECODE
 KERNELS = $(wildcard protocol/prime_protocol/native/*.[ch] node/prime_node/engine/native/*.[ch])
 
 .PHONY: help demo test check house sim fuzz story contracts chaos soak bench bench-smoke oracle clean attacks
@@ -49,7 +51,7 @@ soak: $(READY)  ## the same for an hour, half of it on PostgreSQL, a bucket and 
 
 story: $(READY)  ## a whole story on a real chain: stake, cheat, slash, appeals, pay, claim, withdraw, with kills, a restart and a reorg
 	sh tests/install_packages.sh contracts
-	SLOW_TESTS=1 .venv/bin/python -m pytest -q tests/integration/test_chain_network.py
+	SLOW_TESTS=1 .venv/bin/python -m pytest -q tests/integration/test_chain_network.py tests/integration/test_chain_challenge.py
 
 contracts: $(READY)  ## the contracts in full: 10,000 runs per property, coverage, lint, model, gas
 	sh tests/install_packages.sh contracts
