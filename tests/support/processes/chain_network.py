@@ -60,6 +60,7 @@ class Network:
     contracts: NetworkContracts
     stack: AsyncExitStack
     bank: Holder
+    quorum: int
     people: dict[str, Party] = field(default_factory=dict)
 
     async def command(self, name: str, *words: str) -> int:
@@ -205,7 +206,7 @@ async def network(
         is_up.set()
         mining = asyncio.create_task(keep_mining(chain, is_up))
         stack.callback(mining.cancel)
-        made = Network(folder, chain, process, contracts, stack, holder)
+        made = Network(folder, chain, process, contracts, stack, holder, quorum)
         await until("the run on the chain", lambda: _is_known(made))
         await made.fund()
         yield made, is_up
@@ -216,7 +217,7 @@ async def _is_known(made: Network) -> bool:
 
 
 async def work(made: Network, worker: Party, found: Outcome) -> Digest:
-    """One submission of a worker, and what the first judges find of it."""
+    """One submission of a worker, and what its judges find of it."""
     beacon = await until_beacon(worker)
     lease = await worker.lease()
     root = compute_weights_root(lease.checkpoint_step)
@@ -229,4 +230,6 @@ async def work(made: Network, worker: Party, found: Outcome) -> Digest:
 
 
 async def judge(made: Network, name: Digest, found: Outcome) -> None:
-    await judge_round(await until_drawn([made.people[each] for each in JUDGES], name), found)
+    """In as many rounds as it takes to decide: accepts have to lead by 2·quorum − 1."""
+    for _ in range(-(-(2 * made.quorum - 1) // made.quorum)):
+        await judge_round(await until_drawn([made.people[each] for each in JUDGES], name), found)
