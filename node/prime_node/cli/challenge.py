@@ -22,6 +22,7 @@ from prime_node.settlement.challenges import (
     find_head_root,
     read_pending_roots,
     vote,
+    wait_for_entries,
 )
 from prime_node.settlement.payout_check import PostedRoot, explain_root
 from prime_node.storage.keys import load_key
@@ -78,6 +79,7 @@ async def _find_wrong(
     scale, say = session.contracts.scale, context.screen.print_line
     async with open_log(config, context.args.mirror, key) as source:
         with context.screen.spinner(f"replaying {posted[-1].head_size:,} entries"):
+            await wait_for_entries(source, posted[-1].head_size, SystemClock())
             checked = await check_roots(
                 source,
                 posted,

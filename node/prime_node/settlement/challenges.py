@@ -1,7 +1,7 @@
 """Replays the log up to the heads that pending payout roots name, and votes against wrong roots on the chain.
 
 The coordinator is the accused: it only serves the entries, which count because the replay ends in the anchored head.
-Votes are transactions of each owner, counted by the contract, so nobody has to pass them on.
+Votes are transactions of each owner, counted by the contract, so the coordinator cannot hold them back.
 """
 
 from collections.abc import AsyncIterator, Sequence
@@ -20,12 +20,16 @@ from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
 from prime_runtime.chain.contracts import run_key
 from prime_runtime.chain.transactions import ContractReverted
+from prime_runtime.clock import Clock
 from prime_runtime.http.client import HttpClient
 from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.coordinator_api import NotFound, open_json_client
 from prime_runtime.log_files import BUNDLE_BYTES_MAX, read_leaves, read_tree_head
 
 CHALLENGE = "the challenge"
+COPY_POLL_MS = 500
+COPY_WAIT_MS = 20_000
+"""How long a copy of the log may lag behind an anchored head: the coordinator anchors it before its mirror has it."""
 BLOCKS_AT_ONCE = 2_000
 """Blocks per request; public JSON-RPC nodes refuse more."""
 
@@ -101,6 +105,13 @@ async def read_pending_roots(session: ChainSession, run: RunId) -> list[PostedRo
     return found[::-1]
 
 
+async def wait_for_entries(source: LogCopy, size: int, clock: Clock) -> None:
+    """Return when the copy has that many entries, or after COPY_WAIT_MS: then `check_roots` says what to do."""
+    end_ms = clock.monotonic_ms() + COPY_WAIT_MS
+    while await source.read_size() < size and clock.monotonic_ms() < end_ms:
+        await clock.sleep_ms(COPY_POLL_MS)
+
+
 async def check_roots(
     source: LogCopy,
     posted: Sequence[PostedRoot],
@@ -115,7 +126,7 @@ async def check_roots(
     if size < last:
         raise LocalError(
             f"this copy of the log has {size} entries, the newest payout root names {last}: use a newer copy. A root"
-            " that nobody can check should not mature: prime-node challenge --unverified"
+            " that cannot be checked should not mature: prime-node challenge --unverified"
         )
     ledger, checked = Ledger(network), list[CheckedRoot]()
     async for leaf in source.read(size):
@@ -167,8 +178,8 @@ async def vote(
     await session.wallet.send_and_wait(CHALLENGE, at.pool, "challenge", key, posted.epoch, posted.root, head_root, node)
     statement = await session.chain.read(at.pool, "statementOf", key, posted.head_size, posted.root)
     votes = int(await session.chain.read(at.pool, "votesAgainst", statement))
-    standing = await session.chain.read(at.pool, "promiseOf", key, posted.epoch)
-    return votes, bytes(standing["root"]) != bytes(posted.root) or standing["headSize"] != posted.head_size
+    current = await session.chain.read(at.pool, "promiseOf", key, posted.epoch)
+    return votes, bytes(current["root"]) != bytes(posted.root) or current["headSize"] != posted.head_size
 
 
 async def fetch_payout_tree(config: NodeConfig, epoch: int, scale: int) -> PayoutTree:

@@ -1,7 +1,7 @@
 """Compares payout roots on the chain with those that the log gives at the heads they name. Pure.
 
-Whoever replays the log up to an anchored head knows what the run had paid to each account, and so the one right root.
-The chain does not: a wrong root is paid unless a quorum of staked owners challenges it before it matures.
+A replay of the log up to an anchored head gives what the run had paid to each account, and so the one right root. The
+chain cannot replay it: a wrong root is paid unless a quorum of staked owners challenges it before it matures.
 """
 
 from collections import deque
@@ -39,7 +39,7 @@ class CheckedRoot:
     payable: Mapping[NodeId, int]
     """What the log says of each account, in units of the token."""
     root: Digest | None
-    """The log's root; None if nobody was paid."""
+    """The log's root; None if no account was paid."""
 
     @property
     def is_right(self) -> bool:
@@ -64,7 +64,7 @@ def explain_root(checked: CheckedRoot, table: PayoutTree | None, *, scale: int) 
     lines = [
         f"{name}: WRONG ROOT",
         f"  posted       {posted.root}, {posted.total // scale} nano in all",
-        f"  from the log {checked.root or 'nobody was paid'}, {sum(checked.payable.values()) // scale} nano in all",
+        f"  from the log {checked.root or 'no account was paid'}, {sum(checked.payable.values()) // scale} nano in all",
     ]
     if table is None or table.root != posted.root:
         return [*lines, "  the coordinator shows no table that has the posted root"]
@@ -77,7 +77,7 @@ def explain_root(checked: CheckedRoot, table: PayoutTree | None, *, scale: int) 
 
 @dataclass(slots=True)
 class PaidSpan:
-    """Sizes of the log between which a run paid nobody."""
+    """Sizes of the log between which a run paid no account."""
 
     first: int
     last: int

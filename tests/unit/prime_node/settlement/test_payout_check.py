@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from prime_node.settlement.challenges import check_roots
+from prime_node.settlement.challenges import COPY_WAIT_MS, check_roots, wait_for_entries
 from prime_node.settlement.payout_check import PostedRoot, check_root, explain_root
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import Outcome
@@ -95,13 +95,13 @@ def test_the_first_account_that_differs_is_named(world: World) -> None:
     assert "no table" in explain_root(checked, None, scale=SCALE)[-1]
 
 
-def test_a_root_over_a_run_that_paid_nobody_is_wrong() -> None:
+def test_a_root_over_a_run_that_paid_no_account_is_wrong() -> None:
     world = World.started()
     posted = PostedRoot(1, digest("root"), 5, world.state.size, matures_at_s=9)
     for run in (RUN, RunId("unknown")):
         checked = check_root(world.state, run, posted, scale=SCALE)
         assert not checked.is_right
-        assert "nobody was paid" in explain_root(checked, None, scale=SCALE)[2]
+        assert "no account was paid" in explain_root(checked, None, scale=SCALE)[2]
 
 
 async def test_a_copy_that_is_too_short_or_breaks_a_rule_decides_nothing(world: World) -> None:
@@ -112,3 +112,39 @@ async def test_a_copy_that_is_too_short_or_breaks_a_rule_decides_nothing(world: 
         await check(world, [posted], [*world.leaves[:5], *world.leaves[6:], world.leaves[0]])
     with pytest.raises(LocalError, match="is of the coordinator"):
         await check_roots(Copy(world.leaves), [posted], RUN, network=NETWORK, coordinator=world.id("ann"), scale=SCALE)
+
+
+class LateCopy(Copy):
+    """A copy that gets one more entry each time its size is read."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__([b""] * size)
+
+    async def read_size(self) -> int:
+        self._leaves = [*self._leaves, b""]
+        return len(self._leaves)
+
+
+class SleepingClock:
+    """Time passes only in `sleep_ms`."""
+
+    def __init__(self) -> None:
+        self.slept_ms = 0
+
+    def now_ms(self) -> int:
+        return self.slept_ms
+
+    def monotonic_ms(self) -> int:
+        return self.slept_ms
+
+    async def sleep_ms(self, duration_ms: int) -> None:
+        self.slept_ms += duration_ms
+
+
+async def test_a_copy_that_lags_behind_the_anchored_head_is_waited_for_but_not_for_ever() -> None:
+    late, clock = LateCopy(5), SleepingClock()
+    await wait_for_entries(late, 8, clock)
+    assert await late.read_size() == 9 and 0 < clock.slept_ms < COPY_WAIT_MS
+    clock = SleepingClock()
+    await wait_for_entries(Copy([b""]), 2, clock)
+    assert clock.slept_ms >= COPY_WAIT_MS
