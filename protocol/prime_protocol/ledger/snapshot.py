@@ -86,8 +86,6 @@ def _get_codec(kind: Any) -> StateCodec:
         return _build_items_codec(origin, _get_codec(arguments[0]))
     if origin is tuple:
         return _build_pair_codec([_get_codec(argument) for argument in arguments])
-    if kind is range:
-        return StateCodec(_write_range, _read_range)
     if is_dataclass(kind):
         return _build_dataclass_codec(kind)
     return StateCodec(_identity, build_scalar_reader(kind))
@@ -162,18 +160,6 @@ def _build_mapping_codec(kind: Any, arguments: tuple[Any, ...]) -> StateCodec:
         return kind(dict(zip(_read_items(plain[::2], key), _read_items(plain[1::2], value), strict=True)))
 
     return StateCodec(write, read)
-
-
-def _write_range(value: range) -> list[int]:
-    assert value.step == 1, "slots are in a row"
-    return [value.start, value.stop]
-
-
-def _read_range(plain: Any) -> range:
-    _check_list(plain)
-    if len(plain) != 2 or not all(type(number) is int for number in plain):
-        raise RemoteError("", "is no range: expected two integers")
-    return range(*plain)
 
 
 def _build_dataclass_codec(kind: Any) -> StateCodec:

@@ -37,6 +37,7 @@ def busy_world() -> World:
 
 
 def test_a_state_comes_back_as_it_was() -> None:
+    snapshot._get_codec.cache_clear()  # another test of this process may have built the codecs
     world = busy_world()
     data = encode_snapshot(NETWORK, world.state)
     found = decode_snapshot(NETWORK, data)
@@ -81,7 +82,7 @@ class Sample:
     """One field of each kind that needs a reader of its own."""
 
     pair: tuple[int, bytes]
-    slots: range
+    slot: int
     names: set[int] = field(default_factory=set)
     table: dict[int, str] = field(default_factory=dict)
 
@@ -90,16 +91,15 @@ class Sample:
     ("plain", "path"),
     [
         ([], ""),
-        ({"slots": [0, 1]}, ".pair"),
-        ({"pair": [1, b""], "slots": [0, 1], "more": 1}, ".more"),
-        ({"pair": 1, "slots": [0, 1]}, ".pair"),
-        ({"pair": [1], "slots": [0, 1]}, ".pair"),
-        ({"pair": [1, 1], "slots": [0, 1]}, ".pair"),
-        ({"pair": [1, b""], "slots": [0]}, ".slots"),
-        ({"pair": [1, b""], "slots": [0, "1"]}, ".slots"),
-        ({"pair": [1, b""], "slots": [0, 1], "names": [1, "2"]}, ".names[1]"),
-        ({"pair": [1, b""], "slots": [0, 1], "table": [1]}, ".table"),
-        ({"pair": [1, b""], "slots": [0, 1], "table": [1, 2]}, ".table[0]"),
+        ({"slot": 1}, ".pair"),
+        ({"pair": [1, b""], "slot": 1, "more": 1}, ".more"),
+        ({"pair": 1, "slot": 1}, ".pair"),
+        ({"pair": [1], "slot": 1}, ".pair"),
+        ({"pair": [1, 1], "slot": 1}, ".pair"),
+        ({"pair": [1, b""], "slot": "1"}, ".slot"),
+        ({"pair": [1, b""], "slot": 1, "names": [1, "2"]}, ".names[1]"),
+        ({"pair": [1, b""], "slot": 1, "table": [1]}, ".table"),
+        ({"pair": [1, b""], "slot": 1, "table": [1, 2]}, ".table[0]"),
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(plain: Any, path: str) -> None:
@@ -109,7 +109,7 @@ def test_a_value_of_another_type_is_refused_by_name(plain: Any, path: str) -> No
 
 
 def test_a_sample_of_each_kind_comes_back() -> None:
-    codec, sample = snapshot._get_codec(Sample), Sample((1, b"x"), range(2, 5), {7}, {1: "one"})
+    codec, sample = snapshot._get_codec(Sample), Sample((1, b"x"), 2, {7}, {1: "one"})
     assert codec.read(codec.write(sample)) == sample
 
 
