@@ -163,7 +163,7 @@ class TermsConfig:
     finding_bond_nano: Annotated[int, Between(0, 2**63 - 1)] = NANO_PER_PRIME
     """Bond of a finding, lost if judges do not agree with it."""
     bounty_share: Annotated[int, Between(0, BASIS_POINTS)] = 2_000
-    """Share of an executed slash for whoever filed the finding that led to it, in basis points."""
+    """Share of an executed slash that goes to the account that filed the finding behind it, in basis points."""
 
 
 def read_terms(

@@ -109,15 +109,15 @@ class FollowedChain:
                 self._show(self.promises, event, ("epoch", "total", "headSize", "maturesAt"))
                 self.promises[-1] |= {"votes": 0, "void": False}
             case "RewardPool", "Challenged":
-                for row in self._standing(values["run"], int(values["epoch"]), int(values["epoch"])):
+                for row in self._list_valid_promises(values["run"], int(values["epoch"]), int(values["epoch"])):
                     row["votes"] = int(values["votes"])
             case "RewardPool", "RootVoided":
-                for row in self._standing(values["run"], int(values["epoch"]), int(values["last"])):
+                for row in self._list_valid_promises(values["run"], int(values["epoch"]), int(values["last"])):
                     row["void"] = True
             case _:
                 pass
 
-    def _standing(self, run: bytes, first: int, last: int) -> list[dict[str, Any]]:
+    def _list_valid_promises(self, run: bytes, first: int, last: int) -> list[dict[str, Any]]:
         """Payout roots of these numbers that are not void. A number is used again once its root is void."""
         key = format_run_key(run)
         return [row for row in self.promises if row["run"] == key and first <= row["epoch"] <= last and not row["void"]]

@@ -56,7 +56,7 @@ class NetworkMonitor:
         self._url = url
         self._trainer = trainer
 
-    async def look(self) -> NetworkSnapshot:
+    async def fetch_snapshot(self) -> NetworkSnapshot:
         """LocalError if the coordinator does not answer."""
         status = await self._ask("/status")
         nodes, slashes = [await self._ask(path) for path in ("/nodes?limit=200", "/slashes?limit=200")]
@@ -101,20 +101,20 @@ def draw_sparkline(values: list[float], width: int = CURVE_WIDTH) -> str:
 
 
 def render_snapshot(
-    look: NetworkSnapshot, names: dict[NodeId, str], *, steps: int, elapsed_s: float, phase: str
+    snapshot: NetworkSnapshot, names: dict[NodeId, str], *, steps: int, elapsed_s: float, phase: str
 ) -> RenderableType:
-    rewards = [float(step["reward_mean"]) for step in look.steps]
-    head = Text(f"{phase}   step {max(0, look.step)} of {steps}   {elapsed_s:.0f} s", style="bold")
+    rewards = [float(step["reward_mean"]) for step in snapshot.steps]
+    head = Text(f"{phase}   step {max(0, snapshot.step)} of {steps}   {elapsed_s:.0f} s", style="bold")
     last = f"  {rewards[-1]:.2f}" if rewards else "  no step yet"
     curve = Text.assemble(("reward  ", "dim"), (draw_sparkline(rewards), "green"), last)
-    return Group(head, curve, render_nodes(look, names), *render_slashes(look, names))
+    return Group(head, curve, render_nodes(snapshot, names), *render_slashes(snapshot, names))
 
 
-def render_nodes(look: NetworkSnapshot, names: dict[NodeId, str]) -> Table:
+def render_nodes(snapshot: NetworkSnapshot, names: dict[NodeId, str]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for title in ("who", "name", "does", "holds step", "accepted", "invalid", "rejected", "stake", "earned"):
         table.add_column(title, justify="left" if title in ("who", "name", "does") else "right")
-    for row in sorted(look.nodes, key=lambda row: names.get(NodeId.parse(row["node"]), "")):
+    for row in sorted(snapshot.nodes, key=lambda row: names.get(NodeId.parse(row["node"]), "")):
         node = NodeId.parse(row["node"])
         who = names.get(node, "?")
         style = "red" if who.startswith("cheater") else ""
@@ -135,19 +135,20 @@ def make_cells(row: dict[str, Any]) -> list[str]:
     ]
 
 
-def render_slashes(look: NetworkSnapshot, names: dict[NodeId, str]) -> list[RenderableType]:
+def render_slashes(snapshot: NetworkSnapshot, names: dict[NodeId, str]) -> list[RenderableType]:
     lines = []
-    for row in look.slashes[:SLASHES_SHOWN]:
+    for row in snapshot.slashes[:SLASHES_SHOWN]:
         who = names.get(NodeId.parse(row["node"]), row["node"])
         lines.append(f"{who}: {row['amount_nano'] / COIN_NANO:,.0f} tokens, {row['progress']}")
     return [Panel("\n".join(lines), title="slashes", border_style="red", expand=False)] if lines else []
 
 
-def format_snapshot(look: NetworkSnapshot, steps: int, elapsed_s: float, phase: str) -> str:
+def format_snapshot(snapshot: NetworkSnapshot, steps: int, elapsed_s: float, phase: str) -> str:
     """For output that is not a terminal."""
-    reward = f"{float(look.steps[-1]['reward_mean']):.2f}" if look.steps else "-"
-    caught = sum(row["fraudulent"] for row in look.nodes)
-    return f"{elapsed_s:4.0f} s  {phase}: step {max(0, look.step)} of {steps}, reward {reward}, {caught} files rejected"
+    reward = f"{float(snapshot.steps[-1]['reward_mean']):.2f}" if snapshot.steps else "-"
+    caught = sum(row["fraudulent"] for row in snapshot.nodes)
+    step = f"step {max(0, snapshot.step)} of {steps}"
+    return f"{elapsed_s:4.0f} s  {phase}: {step}, reward {reward}, {caught} files rejected"
 
 
 STEPS_PER_LINE = 10
@@ -183,13 +184,13 @@ class DevnetConsole:
     def say(self, text: str) -> None:
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    def show(self, look: NetworkSnapshot, phase: str) -> None:
+    def show(self, snapshot: NetworkSnapshot, phase: str) -> None:
         elapsed_s = time.monotonic() - self._began_s
         if self._live is not None:
             self._live.update(
-                render_snapshot(look, self.names, steps=self._steps, elapsed_s=elapsed_s, phase=phase),
+                render_snapshot(snapshot, self.names, steps=self._steps, elapsed_s=elapsed_s, phase=phase),
                 refresh=True,
             )
-        elif (mark := (phase, look.step // STEPS_PER_LINE)) != self._told:
+        elif (mark := (phase, snapshot.step // STEPS_PER_LINE)) != self._told:
             self._told = mark
-            self.say(format_snapshot(look, self._steps, elapsed_s, phase))
+            self.say(format_snapshot(snapshot, self._steps, elapsed_s, phase))

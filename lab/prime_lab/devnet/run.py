@@ -177,15 +177,15 @@ class Devnet:
         async with aiohttp.ClientSession() as session:
             watch = NetworkMonitor(session, self.url, self.plan.folder / "trainer")
             while True:
-                look = await watch.look()
+                snapshot = await watch.fetch_snapshot()
                 self._learn_names()
-                self.show(look, "training")
-                if trainer.code == 0 or look.step >= self.plan.steps:
-                    return look
+                self.show(snapshot, "training")
+                if trainer.code == 0 or snapshot.step >= self.plan.steps:
+                    return snapshot
                 for each in self.running:
                     each.check()
                 if time.monotonic() - self.began_s > self.plan.limit_s:
-                    raise LocalError(f"step {look.step} of {self.plan.steps} after {self.plan.limit_s} s: given up")
+                    raise LocalError(f"step {snapshot.step} of {self.plan.steps} after {self.plan.limit_s} s: given up")
                 await asyncio.sleep(POLL_S)
 
     async def settle(self) -> None:
@@ -194,9 +194,9 @@ class Devnet:
             watch = NetworkMonitor(session, self.url, self.plan.folder / "trainer")
             deadline_s = time.monotonic() + SETTLE_S
             while time.monotonic() < deadline_s:
-                look = await watch.look()
-                self.show(look, "settling")
-                if not look.status["slashes_open"]:
+                snapshot = await watch.fetch_snapshot()
+                self.show(snapshot, "settling")
+                if not snapshot.status["slashes_open"]:
                     return
                 await asyncio.sleep(POLL_S)
 
@@ -253,8 +253,8 @@ class Devnet:
 
     async def _ask_identity(self) -> str:
         async with aiohttp.ClientSession() as session:
-            look = await NetworkMonitor(session, self.url, self.plan.folder).look()
-            return str(look.status["coordinator"])
+            snapshot = await NetworkMonitor(session, self.url, self.plan.folder).fetch_snapshot()
+            return str(snapshot.status["coordinator"])
 
     def grind_log(self) -> str:
         """Rewrite this network's own log as its coordinator could, until a draw spares a file, and replay that."""
@@ -300,7 +300,7 @@ async def run_devnet(devnet: Devnet) -> DevnetSummary:
     before = await devnet.evaluate(model, "eval-before")
     devnet.say(f"right before training: {before:.0%} of held-out problems; starting all parties")
     await devnet.start(model)
-    look = await devnet.watch()
+    snapshot = await devnet.watch()
     await devnet.settle()
     after = await devnet.evaluate(find_last_model(devnet.plan), "eval-after")
     story = devnet.read_story()
@@ -310,7 +310,7 @@ async def run_devnet(devnet: Devnet) -> DevnetSummary:
         after=after,
         story=story,
         names=devnet.names,
-        steps=look.step,
+        steps=snapshot.step,
         seconds=time.monotonic() - devnet.began_s,
         full_bytes=full_bytes,
         delta_bytes=delta_bytes,

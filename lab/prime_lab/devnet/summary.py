@@ -86,11 +86,11 @@ class LogSummarizer:
         self._reasons: dict[Digest, str] = {}
         self._proposed: dict[Digest, int] = {}
         self._appealed: set[Digest] = set()
-        self._looks: dict[tuple[Digest, NodeId], bytes] = {}
+        self._read_proofs: dict[tuple[Digest, NodeId], bytes] = {}
 
     def read(self, leaf: bytes) -> None:
-        _, letter = decode_leaf(leaf)
-        self._take(letter.sender, decode(ENTRY_TYPES[letter.kind], letter.body))
+        _, payload = decode_leaf(leaf)
+        self._take(payload.sender, decode(ENTRY_TYPES[payload.kind], payload.body))
 
     def _take(self, author: NodeId, entry: Any) -> None:
         story = self.story
@@ -106,16 +106,16 @@ class LogSummarizer:
                 name, rows = compute_receipt_id(receipt), self._leases[receipt.lease] * self._samples
                 story.makers[name], self._rows[name] = author, rows
                 story.deeds.setdefault(author, NodeSummary()).produced += rows
-            case e.VerdictGiven(receipt=receipt, outcome=outcome, reason=reason, read_proof=looks):
+            case e.VerdictGiven(receipt=receipt, outcome=outcome, reason=reason, read_proof=read_proof):
                 story.deeds.setdefault(author, NodeSummary()).verdicts += 1
-                self._looks[receipt.submission, author] = looks
+                self._read_proofs[receipt.submission, author] = read_proof
                 if outcome is Outcome.FRAUDULENT:
                     self._reasons.setdefault(receipt.submission, reason)
             case e.Inspected(submission=name, seen=seen):
                 for each in seen:
                     deeds = story.deeds[each.reader]
                     deeds.inspected += 1
-                    deeds.refuted += is_read_proof_refuted(self._looks[name, each.reader], each.read_proof)
+                    deeds.refuted += is_read_proof_refuted(self._read_proofs[name, each.reader], each.read_proof)
             case e.Settled(submission=name, outcome=outcome):
                 story.deeds[story.makers[name]].settled[outcome] += self._rows[name]
             case e.CheckpointPublished(manifest=manifest, trained_on=trained_on):

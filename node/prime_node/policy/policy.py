@@ -21,7 +21,7 @@ EXAMPLE = 'write "22:00-07:00", "sat,sun 00:00-24:00" or "mon-fri 18:30-08:00"'
 
 
 @dataclass(frozen=True, slots=True)
-class TimeWindow:
+class WorkHours:
     """Some hours of some days. A window that passes midnight belongs to the day on which it starts."""
 
     days: frozenset[int]
@@ -37,7 +37,7 @@ class TimeWindow:
         return is_evening or ((day - 1) % 7 in self.days and minute < self.end_min)
 
 
-def parse_window(text: str) -> TimeWindow:
+def parse_window(text: str) -> WorkHours:
     """ConfigError: it is not a time window."""
     match = WINDOW.fullmatch(text.strip().lower())
     if match is None:
@@ -47,7 +47,7 @@ def parse_window(text: str) -> TimeWindow:
     start, end = 60 * start_h + start_m, 60 * end_h + end_m
     if start >= DAY_MIN or end > DAY_MIN or start == end:
         raise ConfigError(f"policy.hours has {text!r}, which is no part of a day; {EXAMPLE}")
-    return TimeWindow(_parse_days(days, text) if days else frozenset(range(7)), start, end)
+    return WorkHours(_parse_days(days, text) if days else frozenset(range(7)), start, end)
 
 
 def _parse_days(words: str, text: str) -> frozenset[int]:
@@ -107,7 +107,7 @@ class PolicyConfig:
                 raise ConfigError(f"policy.paused_gpus has {text!r}; write the number or the UUID of a GPU")
 
     @property
-    def windows(self) -> tuple[TimeWindow, ...]:
+    def windows(self) -> tuple[WorkHours, ...]:
         return tuple(map(parse_window, self.hours))
 
 
@@ -267,7 +267,7 @@ def next_time_ms(minute: int, local_ms: int) -> int:
     return today if today > local_ms else today + DAY_MS
 
 
-def describe_next_start(spans: tuple[TimeWindow, ...], day: int, minute: int) -> str:
+def describe_next_start(spans: tuple[WorkHours, ...], day: int, minute: int) -> str:
     """For people: at 22:00, or on sat at 00:00."""
     here = day * DAY_MIN + minute
     starts = [(each * DAY_MIN + span.start_min - here) % (7 * DAY_MIN) for span in spans for each in span.days]

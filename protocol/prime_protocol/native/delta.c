@@ -1,7 +1,12 @@
 /* The two hot loops of a weight patch: find the lanes that changed, and change them.
  *
  * A lane is 1, 2 or 4 little-endian bytes. What is written here is written bit-equally by delta_lanes.py with numpy;
- * delta.py says what the bytes mean and checks them. Nothing here allocates, and nothing here checks what a peer sent.
+ * delta.py says what the bytes mean and checks them. Nothing here allocates, and nothing here checks what a peer sent:
+ * check_changes in delta.py must have passed before delta_scatter, or it writes outside the target.
+ *
+ * A block comes in pieces that fit the processor's cache, and a gap may reach from one piece into a later one. So both
+ * loops keep `next` relative to the current piece. When a piece ends they subtract its lanes, and `next` lies before
+ * the new piece: a negative number modulo 2^64. Unsigned arithmetic wraps, so `lane - next` and `next + gap` are right.
  */
 
 #include <stddef.h>
@@ -20,7 +25,7 @@ typedef struct {
     uint8_t *gaps;
     uint8_t *planes; /* place of the next change in the first plane */
     size_t plane_stride;
-    size_t next; /* first lane after the last change, counted from the start of the piece: below it, modulo 2^64 */
+    size_t next; /* first lane after the last change, counted from the start of the piece */
 } Out;
 
 /* Changes of a block that are being applied, piece after piece. */
@@ -52,7 +57,8 @@ static inline size_t list_bits(uint64_t bits, size_t lane, uint32_t *found)
 /* differ: one bit for each lane that differs, of a group or of what is left of one.
  * write: the gap and the step of every lane found. A signed step is folded to unsigned: 0, -1, 1, -2 become 0, 1, 2, 3,
  * so a small one leaves the upper planes zero. What `out` holds is copied: a byte that is written might be part of it.
- * scatter: the way back. It asks for the whole target ahead of its place, because whoever hashes it comes next. */
+ * scatter: the way back. A change in a later piece is not consumed: its gap is read again there. It prefetches the
+ * whole target, not only the lanes that change, because the caller hashes the piece next. */
 #define DEFINE_LANE(BITS, TYPE)                                                                                        \
     static inline uint64_t differ_plain_##BITS(const uint8_t *old, const uint8_t *new, size_t lanes)                   \
     {                                                                                                                  \

@@ -4,7 +4,9 @@
  * the same computation in numpy. `wide` is what toploc_wide() said, or 0 for the path that every machine has.
  *
  * Which of several equal magnitudes is kept decides the bytes of a proof. It follows from how torch.topk works on a
- * CPU: the C++ library's partial_sort for k * 64 <= n, else its nth_element. Both are rebuilt here step by step. */
+ * CPU: the C++ library's partial_sort for k * 64 <= n, else its nth_element. Both are rebuilt here step by step. So a
+ * faster step is allowed only if it makes the same moves among equal magnitudes; each one below says why it does.
+ * toploc_numpy.py names the functions of libstdc++ and says what depends on it. */
 
 #include <stddef.h>
 #include <stdint.h>
@@ -27,7 +29,8 @@ enum {
 };
 
 /* A value on its way through a selection: magnitude, index, and the sign in the lowest bit. Indices grow as the scan goes
- * on, so a plain comparison of two items ranks the newer of two equal magnitudes as the larger. */
+ * on, so a plain comparison of two items ranks the newer of two equal magnitudes as the larger. No two items have the
+ * same index, so the sign never decides. Only replace_roots compares whole items; the rest compares magnitudes. */
 typedef uint64_t item;
 #define SENTINEL UINT64_MAX
 
@@ -91,7 +94,9 @@ static void make_heap(item *heap) {
 }
 
 /* Replace the root of each heap. Values along the path of lower children never fall, and the new item is the newest,
- * so each place on the path takes what is below it if that is older and no larger, else the new item or what it held. */
+ * so each place on the path takes what is below it if that is older and no larger, else the new item or what it held.
+ * An equal child moves up, as in __adjust_heap: it is older, so a plain comparison finds it smaller. Always seven
+ * levels and no branch; below a leaf the path runs through sentinels, which are larger than any item and stay. */
 INLINE void replace_roots(item *const *heaps, const item *fresh, size_t lanes) {
     size_t node[LANES] = {0};
     item held[LANES] = {0};
@@ -135,7 +140,9 @@ static void replay(struct lane *lanes, size_t used) {
 }
 
 /* The smallest magnitude in the heap depends only on how many of each magnitude it holds, so the scan can keep that
- * count alone, note who would replace the root, and leave the heap for later. */
+ * count alone, note which items replace the root, and leave the heap for later. The replay makes the same replacements
+ * in the same order, so it ends with the same heap. Invariant: the counts add up to K, hence fit a byte, and `root` is
+ * the smallest magnitude with a count. It never falls, because only larger items replace it. */
 struct scan {
     uint8_t held[1 << 15];
     uint32_t root;
@@ -182,6 +189,8 @@ WIDE static void scan_wide(struct lane *lane, struct scan *scan, const uint16_t 
     const __m256i mask = _mm256_set1_epi16(0x7fff);
     size_t i = K;
     for (; i + 64 <= n; i += 64) {
+        /* The root may rise within these 64 values but not fall: this finds too many, and note() compares again. The
+         * signed comparison is right because magnitudes are below 2^15. */
         const __m256i root = _mm256_set1_epi16((short)scan->root);
         __m256i above[4];
         for (int v = 0; v < 4; v++) {
@@ -239,8 +248,9 @@ static void median_to_front(item *items, size_t n) {
         swap(items, before(*a, *c) ? a : before(*b, *c) ? c : b);
 }
 
-/* Items that stand on the wrong side of the pivot, of a block that begins, or ends, at `start`: how far off each is. Which
- * they are cannot be predicted, so nothing here branches on it. */
+/* Items that stand on the wrong side of the pivot, of a block that begins at `start` or ends at `end`: how far off each
+ * is. Which they are cannot be predicted, so nothing here branches on it. An item equal to the pivot is wrong on both
+ * sides, because both runs of __unguarded_partition stop at it. */
 INLINE size_t find_left(const item *start, uint32_t pivot, uint8_t *found) {
     size_t count = 0;
     for (size_t i = 0; i < BLOCK; i++) {
@@ -259,8 +269,10 @@ INLINE size_t find_right(const item *end, uint32_t pivot, uint8_t *found) {
 }
 
 /* Where the second part begins. The first wrong item from the left changes places with the first from the right, and so
- * on until they meet: block by block, and the rest one by one. The pivot itself stops both runs, so neither leaves the
- * range. */
+ * on until they meet: block by block (BlockQuicksort, arXiv:1604.06697), and the rest one by one. The pairs are those
+ * of __unguarded_partition: whether an item is wrong depends on the item and the pivot alone, and the two blocks never
+ * overlap, so listing the wrong ones first changes neither the pairs nor their order. The pivot itself stops both runs,
+ * so neither leaves the range. */
 static size_t partition(item *items, size_t n) {
     item pivot = items[0];
     size_t low = 1, high = n, lefts = 0, rights = 0, l = 0, r = 0;

@@ -160,9 +160,9 @@ def _widen(bits: Bits) -> NDArray[np.float64]:
     return (bits.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
 
 
-def encode_read_proof(looks: Iterable[float]) -> bytes:
+def encode_read_proof(projections: Iterable[float]) -> bytes:
     limits = np.iinfo(PROJECTION_DTYPE)
-    steps = np.rint(np.fromiter(looks, np.float64) * PROJECTION_STEPS).clip(limits.min, limits.max)
+    steps = np.rint(np.fromiter(projections, np.float64) * PROJECTION_STEPS).clip(limits.min, limits.max)
     return steps.astype(PROJECTION_DTYPE).tobytes()
 
 

@@ -148,7 +148,12 @@ def interpolate(indices: Points, values: Bits, numbers: Sequence[int], kernels: 
 
 
 def parse_proofs(blob: bytes, *, tokens: int, hidden: int) -> ToplocProofs:
-    """The only way from bytes to Proofs: exact length, moduli and coefficients in range."""
+    """The only way from bytes to ToplocProofs: exact length, moduli and coefficients in range.
+
+    Each check closes a hole of the public package. Its C++ verifier divides by the modulus, so a proof with modulus 0
+    crashes it. It takes coefficients at or above the prime, which gives one proof two encodings. It compares as
+    many chunks as there are proofs, so it never checks the tokens behind a list that is too short.
+    """
     if not 1 <= tokens <= TOPLOC_TOKENS_MAX:
         raise RemoteError("tokens", f"is {tokens}, allowed is 1 to {TOPLOC_TOKENS_MAX}")
     layout = ProofLayout(tokens, hidden)

@@ -9,6 +9,10 @@ which calls torch.topk on the CPU (aten/src/ATen/native/TopKImpl.h): partial_sor
 C++ standard does not say which of several equal elements these keep, so the steps of libstdc++ are repeated here:
 `__heap_select` with `__adjust_heap`, and `__introselect` with `__unguarded_partition_pivot`. Comparisons are by
 magnitude alone; an index must never break a tie. tests/vectors/toploc.json holds proofs of the public package.
+
+More than equal bytes depends on it. The verifier evaluates a proof at the indices that it selected itself. If it chose
+other values of a tie than the prover, it would evaluate at points that the prover did not interpolate. The polynomial
+is as good as random there, so each such value of honest work would count as an exponent mismatch.
 """
 
 from functools import cache
@@ -178,6 +182,8 @@ def find_modulus(row: Points) -> int:
     """The largest modulus under which the indices stay distinct, or 0.
 
     Indices of a chunk go up to tokens * hidden, far beyond the field, and interpolation needs distinct points.
+    The prover states the modulus, so it has a least value: under a small one all indices fall on few points, and a
+    forger has to match only these. The C++ code of the public package has no such bound.
     """
     for modulus in range(TOPLOC_PRIME, TOPLOC_MODULUS_MIN - 1, -1):
         if len(np.unique(row % np.uint32(modulus))) == len(row):

@@ -179,7 +179,10 @@ def parse_block(reader: "DeltaReader", start: int, stop: int, width: int, field:
 
 
 def check_counts(count: int, gap_bytes: int, lanes: int, field: str) -> None:
-    """Bound what a sparse block may make us allocate."""
+    """Bound what a sparse block may make us allocate.
+
+    Each change has one code that ends its gap, and each further code stands for 255 of the unchanged lanes.
+    """
     if not 1 <= count <= lanes:
         raise RemoteError(f"{field}.count", f"is {count} in a block of {lanes} lanes")
     if not count <= gap_bytes <= count + (lanes - count) // ESCAPE:
@@ -213,7 +216,13 @@ def decode_block(decompressor: zstandard.ZstdDecompressor, block: DeltaBlock, wi
 
 
 def check_changes(block: DeltaBlock, gaps: Bytes, planes: list[Bytes], lanes: int) -> None:
-    """Gaps cannot go backwards, so the last position bounds them all."""
+    """Gaps cannot go backwards, so the last position bounds them all.
+
+    Threat: the C kernel writes where the gaps lead and reads codes until as many gaps have ended as there are changes.
+    These checks alone keep it inside its buffers. The signed manifest does not: its digests say that the record is the
+    trainer's, and a trainer, or a thief with its key, is a peer too. A step of zero is refused because it would give
+    one change several records.
+    """
     if gaps[-1] == ESCAPE:
         raise RemoteError(f"{block.field}.gaps", "end inside a gap")
     ends = int(np.count_nonzero(gaps != ESCAPE))

@@ -1,10 +1,13 @@
 """Lanes that differ between two blocks of bytes, as gap codes and value planes; and how to put them back.
 
-One training step changes few bf16 weights, most of them by one unit in the last place. So a sparse block stores the
+One training step changes few bf16 weights, most of them by one unit in the last place: bf16 keeps 8 significant bits,
+and a smaller update rounds away. Public systems report 1 to 3 % changed bytes per step. So a sparse block stores the
 distances between changed lanes and the steps (new - old) separately, each in a form that zstd compresses well:
 
 - A gap code is the number of unchanged lanes before a changed one, in one byte.
 - A step is an integer difference modulo 2^w, folded (zigzag) so that small steps of either sign are small numbers.
+  Floats of one sign are ordered as their bit patterns are, so the next float is a step of 1 or -1, also across a power
+  of two. An XOR would set many bits there: 0x3f7f and 0x3f80 differ in eight.
 - Folded steps are split into byte planes. All planes but the lowest are then mostly zeros.
 
 A lane is 1, 2 or 4 little-endian bytes and is never read as a float, so NaN payloads and the sign of zero survive.

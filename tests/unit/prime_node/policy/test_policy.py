@@ -13,7 +13,7 @@ from prime_node.policy.policy import (
     OwnerPolicy,
     PolicyConfig,
     PolicyDecision,
-    TimeWindow,
+    WorkHours,
     parse_time,
     parse_window,
     split_local_time,
@@ -57,14 +57,14 @@ def test_a_machine_whose_owner_says_nothing_works_always() -> None:
 @pytest.mark.parametrize(
     ("text", "span"),
     [
-        ("22:00-07:00", TimeWindow(EVERY_DAY, 1320, 420)),
-        ("9:30-17:05", TimeWindow(EVERY_DAY, 570, 1025)),
-        ("sat,sun 00:00-24:00", TimeWindow(frozenset({5, 6}), 0, 1440)),
-        ("Mon-Fri 18:30-08:00", TimeWindow(frozenset(range(5)), 1110, 480)),
-        ("fri-mon,wed 00:00-01:00", TimeWindow(frozenset({4, 5, 6, 0, 2}), 0, 60)),
+        ("22:00-07:00", WorkHours(EVERY_DAY, 1320, 420)),
+        ("9:30-17:05", WorkHours(EVERY_DAY, 570, 1025)),
+        ("sat,sun 00:00-24:00", WorkHours(frozenset({5, 6}), 0, 1440)),
+        ("Mon-Fri 18:30-08:00", WorkHours(frozenset(range(5)), 1110, 480)),
+        ("fri-mon,wed 00:00-01:00", WorkHours(frozenset({4, 5, 6, 0, 2}), 0, 60)),
     ],
 )
-def test_hours_are_read_as_people_write_them(text: str, span: TimeWindow) -> None:
+def test_hours_are_read_as_people_write_them(text: str, span: WorkHours) -> None:
     assert parse_window(text) == span
 
 

@@ -156,7 +156,7 @@ def test_a_seen_head_is_a_signed_tree_head_in_form() -> None:
         HeadSeen(note=b"hello")
 
 
-def test_a_peer_card_holds_addresses_of_its_sender_alone() -> None:
+def test_a_peer_record_holds_addresses_of_its_sender_alone() -> None:
     own = sealed(peer_record(ANN), ANN, run=None)
     gossip = open_peer_record(own, network=NETWORK, now_ms=NOW_MS)
     assert isinstance(gossip.message, PeerRecord)
@@ -165,7 +165,7 @@ def test_a_peer_card_holds_addresses_of_its_sender_alone() -> None:
         open_peer_record(sealed(peer_record(BOB), ANN, run=None), network=NETWORK, now_ms=NOW_MS)
 
 
-def test_a_peer_card_belongs_to_no_run_and_runs_out() -> None:
+def test_a_peer_record_belongs_to_no_run_and_runs_out() -> None:
     with pytest.raises(RemoteError, match=r"^Payload\.run"):
         open_peer_record(sealed(peer_record(ANN), ANN), network=NETWORK, now_ms=NOW_MS)
     with pytest.raises(RemoteError, match=r"^Payload\.expires_at_ms"):
@@ -174,7 +174,7 @@ def test_a_peer_card_belongs_to_no_run_and_runs_out() -> None:
         open_peer_record(sealed(serving(), ANN, run=None), network=NETWORK, now_ms=NOW_MS)
 
 
-def test_a_peer_card_names_each_address_once_and_strictly() -> None:
+def test_a_peer_record_names_each_address_once_and_strictly() -> None:
     with pytest.raises(RemoteError, match=r"^addresses: name the same twice"):
         peer_record(ANN, "/ip4/203.0.113.9/tcp/1", "/ip4/203.0.113.9/tcp/1")
     with pytest.raises(RemoteError, match=r"^addresses\[0\]"):
