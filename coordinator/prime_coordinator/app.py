@@ -278,6 +278,8 @@ class CoordinatorServer:
     def _append(self, caller: Caller, entry: Any) -> EntryReply:
         now_ms, group = self._clock.now_ms(), network_group(caller.address)
         logged = self.core.append_entry(caller.payload, entry, caller.frame, address_group=group, now_ms=now_ms)
+        if isinstance(entry, FindingFiled):
+            self._uploads.record_finding(caller.sender, entry.submission)
         if isinstance(entry, NodeRegistered):
             for deposit in self.settlement.get_welcome_deposits(self.core.state, caller.sender):
                 self.core.append_operator_entry(deposit, None, now_ms)

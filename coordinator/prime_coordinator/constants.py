@@ -113,6 +113,13 @@ TICK_MS = 200
 UPLOADS_PER_GRANT_MAX = 3
 """Uploads that one lease or audit task entitles to: the second and third replace refused files."""
 
+FINDING_BYTES_MAX = 8 * 2**20
+"""Largest evidence of a finding. It omits the rollout file, and the reading stops once the evidence convicts."""
+
+FINDINGS_UNFILED_MAX = 3
+"""Submissions about which one account may upload evidence before it files a finding: a bond pays for each that is
+filed, but one balance could otherwise pay for files about every submission."""
+
 UPLOADS_KNOWN_MAX = 100_000
 """Leases and audit tasks whose uploads are counted."""
 

@@ -231,7 +231,8 @@ async def _read_rollouts(context: PageContext, view: submissions.SubmissionView,
 
 async def _read_chunks(context: PageContext, view: submissions.SubmissionView) -> tuple[MetricStrip, ...]:
     """The strips of the first evidence bundle that is available."""
-    for name in dict.fromkeys(each.summary.evidence for each in view.verdicts if each.summary.outcome == "fraudulent"):
+    found = [each.summary.evidence for each in view.verdicts if each.summary.outcome == "fraudulent"]
+    for name in dict.fromkeys([*found, *([view.finding_evidence] if view.finding_evidence else [])]):
         data = await context.objects.read(Digest.parse(name), EVIDENCE_BYTES_READ)
         if data is not None:
             return await context.reader.run_in_thread(partial(read_chunk_strips, data, view.tolerance))

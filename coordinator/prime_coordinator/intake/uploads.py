@@ -10,11 +10,19 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from aiohttp import web
 
 from prime_coordinator.config import IntakeConfig
-from prime_coordinator.constants import QUARANTINE_FILES_MAX, UNCLAIMED_MS, UPLOADS_KNOWN_MAX, UPLOADS_PER_GRANT_MAX
+from prime_coordinator.constants import (
+    FINDING_BYTES_MAX,
+    FINDINGS_UNFILED_MAX,
+    QUARANTINE_FILES_MAX,
+    UNCLAIMED_MS,
+    UPLOADS_KNOWN_MAX,
+    UPLOADS_PER_GRANT_MAX,
+)
 from prime_coordinator.core import Core
 from prime_coordinator.intake.checker import CheckerPool, CheckJob
 from prime_coordinator.intake.checks import ExpectedSubmission
@@ -22,6 +30,8 @@ from prime_coordinator.log.store import LogStore, QuarantinedFile
 from prime_protocol.constants import DATASET_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Submitted
+from prime_protocol.ledger.findings import check_finding
+from prime_protocol.ledger.limits import is_free
 from prime_protocol.ledger.state import RunState
 from prime_protocol.tasks.family import TaskSetSpec
 from prime_protocol.wire.ids import Digest, NodeId
@@ -51,25 +61,43 @@ def check_upload(core: Core, caller: Caller, upload: UploadRequest, bytes_max: i
     if caller.run is None or caller.run not in core.state.runs:
         raise RemoteError("run", f"{caller.run} was not created here")
     run = core.state.runs[caller.run]
-    if not _is_entitled(core, run, caller.sender, upload):
-        reasons = {
-            UploadPurpose.ROLLOUTS: f"the lease {upload.lease} is not open, or not yours",
-            UploadPurpose.EVIDENCE: "you were not asked to judge that submission, or have given your verdict",
-            UploadPurpose.MANIFEST: "you are not the run's trainer",
-        }
-        raise RefusalError(RefusalCode.FORBIDDEN, "purpose", reasons[upload.purpose])
+    if upload.purpose is UploadPurpose.EVIDENCE:
+        _check_evidence(core, run, caller.sender, upload)
+    elif upload.purpose is UploadPurpose.ROLLOUTS:
+        lease = run.leases.get(upload.lease or 0)
+        if lease is None or lease.node != caller.sender:
+            _forbid(f"the lease {upload.lease} is not open, or not yours")
+    elif caller.sender != run.terms.trainer:
+        _forbid("you are not the run's trainer")
 
 
-def _is_entitled(core: Core, run: RunState, sender: NodeId, upload: UploadRequest) -> bool:
-    match upload.purpose:
-        case UploadPurpose.ROLLOUTS:
-            lease = run.leases.get(upload.lease or 0)
-            return lease is not None and lease.node == sender
-        case UploadPurpose.EVIDENCE:
-            tasks = (*core.audits.tasks(sender), *core.inspections.list_rulings(sender))
-            return any(task.submission == upload.submission for task in tasks)
-        case UploadPurpose.MANIFEST:
-            return sender == run.terms.trainer
+def _forbid(problem: str) -> NoReturn:
+    raise RefusalError(RefusalCode.FORBIDDEN, "purpose", problem)
+
+
+def _check_evidence(core: Core, run: RunState, sender: NodeId, upload: UploadRequest) -> None:
+    """The evidence of a verdict or a ruling, or else of a finding that its sender can file."""
+    assert upload.submission is not None, "evidence is about a submission"
+    if is_judge(core, sender, upload.submission):
+        return
+    try:
+        check_finding(core.state, run, sender, upload.submission)
+    except RemoteError as error:
+        _forbid(
+            "you were not asked to judge that submission, or have given your verdict; "
+            f"and you cannot file a finding: {error.field} {error.problem}"
+        )
+    # A bond may be zero. Then anyone can file, but keys cost nothing and the coordinator's disk does.
+    if is_free(core.state, sender, sender):
+        _forbid("too little value stands behind your account to store the evidence of a finding")
+    if upload.size_bytes > FINDING_BYTES_MAX:
+        raise RemoteError("size_bytes", f"is {upload.size_bytes}, the limit for a finding is {FINDING_BYTES_MAX}")
+
+
+def is_judge(core: Core, sender: NodeId, submission: Digest) -> bool:
+    """Whether a validator or an inspector is asked to decide this submission."""
+    tasks = (*core.audits.tasks(sender), *core.inspections.list_rulings(sender))
+    return any(task.submission == submission for task in tasks)
 
 
 class UploadReceiver:
@@ -85,6 +113,8 @@ class UploadReceiver:
         self._config = config
         self._counts: OrderedDict[tuple[str, NodeId, object], int] = OrderedDict()
         self._recent: dict[Digest, int] = {}
+        self._unfiled: dict[NodeId, dict[Digest, int]] = {}
+        """Submissions about which an account uploaded evidence and filed no finding yet, with the time."""
         self._verified: OrderedDict[Digest, None] = OrderedDict()
         """Objects in a bucket whose bytes were compared with their digest."""
 
@@ -123,6 +153,10 @@ class UploadReceiver:
         """Delete files that no entry has named for a day; returns how many."""
         horizon_ms, deleted = self._clock.now_ms() - UNCLAIMED_MS, 0
         self._recent = {digest: at_ms for digest, at_ms in self._recent.items() if at_ms >= horizon_ms}
+        for account, waiting in list(self._unfiled.items()):
+            self._unfiled[account] = {name: at_ms for name, at_ms in waiting.items() if at_ms >= horizon_ms}
+            if not self._unfiled[account]:
+                del self._unfiled[account]
         async for listed in self._objects.list(FILES_PREFIX):
             digest = Digest(bytes.fromhex(listed.key.rpartition("/")[2]))
             if digest not in self._recent and not await self._store.is_subject(digest):
@@ -160,8 +194,21 @@ class UploadReceiver:
             self._verified.popitem(last=False)
         return True
 
+    def record_finding(self, account: NodeId, submission: Digest) -> None:
+        """The log has the finding, so its evidence is paid for with the bond."""
+        self._unfiled.get(account, {}).pop(submission, None)
+
+    def _count_unfiled(self, account: NodeId, submission: Digest) -> None:
+        waiting = self._unfiled.setdefault(account, {})
+        if submission not in waiting and len(waiting) >= FINDINGS_UNFILED_MAX:
+            problem = f"is evidence of another finding; file those about {', '.join(map(str, waiting))} first"
+            raise RefusalError(RefusalCode.FORBIDDEN, "digest", problem)
+        waiting[submission] = self._clock.now_ms()
+
     def _count(self, caller: Caller, upload: UploadRequest) -> None:
-        """A lease or an audit task entitles to a few files only, so that no node can fill the disk."""
+        """A lease, an audit task or a finding entitles to a few files only, so that no account can fill the disk."""
+        if upload.submission is not None and not is_judge(self._core, caller.sender, upload.submission):
+            self._count_unfiled(caller.sender, upload.submission)
         self._recent[upload.digest] = self._clock.now_ms()
         if upload.purpose is UploadPurpose.MANIFEST:
             return

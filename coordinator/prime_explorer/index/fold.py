@@ -14,7 +14,7 @@ from prime_explorer.index import fold_audits, fold_work
 from prime_explorer.index.schema import DirtyRows, FoldedEntry, SqlWrite
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.entries import FindingFiled, LogRecord, Outcome, Role
+from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, LogRecord, Outcome, Role
 from prime_protocol.ledger.entry_index import find_run, list_subjects
 from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger
 from prime_protocol.ledger.state import LedgerState
@@ -132,8 +132,10 @@ class LogFold:
         kind = ENTRY_TYPES.get(letter.kind)
         entry = decode(kind, letter.body) if kind else None
         about = FoldedEntry(index, record.at_ms, letter.sender, letter.run, entry)
-        seen = read_before_apply(self.state, about)
+        seen, finder = read_before_apply(self.state, about), find_finder(self.state, about)
         self.ledger.append(letter, record)
+        if finder is not None:
+            self._dirty.accounts[finder] = None
         self._writes += self._describe(about, seen)
 
     def take_writes(self) -> list[SqlWrite]:
@@ -210,8 +212,20 @@ def read_before_apply(state: LedgerState, about: FoldedEntry) -> Any:
             return list(state.pending_rounds[number].checkpoints)
         case e.SlashProposed(submission=name) | e.SlashExecuted(submission=name) | e.SlashOverturned(submission=name):
             return run.submissions[name].node if run and name in run.submissions else None
+        case FindingDismissed():
+            return find_finder(state, about)
         case e.LeaseEnded() | e.PaidOut() | e.CheckpointPublished() if run is not None:
             return fold_work.read_before_apply(state, run, about)
+    return None
+
+
+def find_finder(state: LedgerState, about: FoldedEntry) -> NodeId | None:
+    """The account whose finding an entry may end: its bond and bounty change the balance."""
+    run = state.runs.get(about.run) if about.run else None
+    match about.entry:
+        case FindingDismissed(submission=name) | e.SlashExecuted(submission=name) | e.SlashOverturned(submission=name):
+            finding = run.findings.get(name) if run else None
+            return finding.finder if finding else None
     return None
 
 

@@ -11,7 +11,7 @@ from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, Findin
 from prime_protocol.ledger.rewards import compute_submission_units
 from prime_protocol.ledger.state import LedgerState, SubmissionState
 from prime_protocol.proofs.read_proofs import compute_read_proof_error, is_read_proof_refuted
-from prime_protocol.wire.ids import Digest, RunId
+from prime_protocol.wire.ids import Digest, NodeId, RunId
 
 REWARD_METRIC = "reward_mean"
 """The metric of a verdict that holds the mean task reward of the rollouts."""
@@ -30,13 +30,13 @@ def describe(state: LedgerState, about: FoldedEntry, seen: Any, dirty: DirtyRows
             dirty.nodes.setdefault(node, about)
         case e.Inspected():
             yield from _inspect(state, about, dirty)
-        case FindingFiled(submission=name):
-            yield "UPDATE submissions SET finding='filed' WHERE submission=?", (name,)
+        case FindingFiled(submission=name, evidence=evidence):
+            yield "UPDATE submissions SET finding='filed', finding_evidence=? WHERE submission=?", (evidence, name)
             dirty.accounts[about.author] = None
         case FindingUpheld():
             yield from _uphold_finding(state, about, dirty)
         case FindingDismissed():
-            yield from _dismiss_finding(state, about, dirty)
+            yield from _dismiss_finding(state, about, seen)
         case e.SlashProposed():
             yield from _propose(state, about, dirty)
         case e.Appealed():
@@ -180,15 +180,15 @@ def _uphold_finding(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) ->
     dirty.steps[(run, submission.step)] = None
 
 
-def _dismiss_finding(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
+def _dismiss_finding(state: LedgerState, about: FoldedEntry, finder: NodeId) -> Iterator[SqlWrite]:
     name, run = about.entry.submission, about.run
     assert run is not None
     submission = state.runs[run].submissions[name]
-    yield "UPDATE submissions SET finding='dismissed' WHERE submission=?", (name,)
+    # The ledger keeps the finders that judges did not agree with. Each can be among them once.
+    is_decided = finder in state.runs[run].dismissed.get(name, ())
+    yield "UPDATE submissions SET finding=? WHERE submission=?", ("dismissed" if is_decided else "undecided", name)
     if submission.judged is Outcome.ACCEPT:
         yield from _uphold(submission, name)
-    for finder in state.runs[run].dismissed.get(name, ()):
-        dirty.accounts[finder] = None
 
 
 # --- Slashes ----------------------------------------------------------------------------------------------------------

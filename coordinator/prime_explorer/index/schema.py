@@ -113,7 +113,8 @@ CREATE TABLE submissions (
   output_tokens INTEGER, context_tokens INTEGER, progress TEXT, reason TEXT, drawn_ms INTEGER, validators INTEGER,
   verdicts INTEGER, settled_idx INTEGER, settled_ms INTEGER, reward REAL, units INTEGER,
   credited_idx INTEGER, is_carried INTEGER, paid_idx INTEGER, trained_into INTEGER, slash TEXT,
-  finding TEXT   -- filed, upheld or dismissed; null: nobody filed one
+  finding TEXT,   -- filed, upheld, dismissed or undecided; null: nobody filed one
+  finding_evidence BLOB   -- of the newest finding
 ) WITHOUT ROWID;
 CREATE INDEX submissions_by_place ON submissions (idx);
 CREATE INDEX submissions_by_run ON submissions (run, idx);

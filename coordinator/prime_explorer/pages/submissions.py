@@ -186,6 +186,8 @@ class SubmissionView:
     credited_idx: int | None
     is_carried: int | None
     """Credited after its step was paid, so the next payout of the run includes it."""
+    finding_evidence: str | None
+    """The evidence bundle of the newest finding about it; null if there is no finding."""
     tolerance: dict[str, Any]
     """The tolerances of the run."""
     rounds: tuple[AuditRound, ...]

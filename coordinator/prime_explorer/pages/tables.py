@@ -56,7 +56,7 @@ class SubmissionSummary:
     trained_into: int | None
     slash: str | None
     finding: str | None
-    """`filed`, `upheld` or `dismissed`: someone claimed that it is fraudulent after it was accepted."""
+    """`filed`, `upheld`, `dismissed` or `undecided`: someone claimed that it is fraudulent after it was accepted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -156,12 +156,19 @@ def _add_audit(commands: Group) -> None:
     audit.add_argument("--dataset", type=Path, help="problem file of the run's task set, where it has one")
     audit.add_argument(
         "--file-finding",
-        action="store_true",
+        action="store_const",
+        dest="task",
+        const="findings:file_finding",
+        default="audit:audit",
         help="if the submission is fraudulent, file a finding with the bond that the run's terms require",
     )
     audit.add_argument("--force", action="store_true", help="file the finding though this machine finds no fraud")
     audit.add_argument("--key", type=Path, help="keystore file of the account that files it. Default: the node's.")
     _add_password(audit)
+    text = "list the findings that this account has filed, newest first, and how each ended"
+    findings = _command(commands, "findings", "findings:show_findings", text, has_json=True)
+    findings.add_argument("--key", type=Path, help="keystore file of the account. Default: the node's.")
+    _add_password(findings)
 
 
 def _add_keys(commands: Group) -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from prime_node.cli.context import NodeCliContext, with_pins
-from prime_node.cli.stake import write_owner_entry
 from prime_node.config import NodeConfig
 from prime_node.jobs.examination import (
     BUNDLE_BYTES_MAX,
@@ -25,7 +24,6 @@ from prime_node.jobs.examination import (
     Examination,
     compare_metrics,
     decode_evidence,
-    encode_evidence,
     get_dataset_digest,
     replay_audit,
     verify_evidence_signature,
@@ -35,13 +33,13 @@ from prime_node.jobs.file_checks import Judgement
 from prime_node.log import public_api as public_log
 from prime_node.log.submission_tracker import fetch_receipt
 from prime_node.storage.node_folder import NodeFolder
-from prime_protocol.constants import DATASET_BYTES_MAX, REASON_CHARS_MAX, ROLLOUT_FILE_BYTES_MAX
+from prime_protocol.constants import DATASET_BYTES_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.entries import FindingFiled, Outcome
+from prime_protocol.ledger.entries import Outcome
 from prime_protocol.proofs.read_proofs import ReadCoverage, compute_read_proof_error, is_read_proof_refuted
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.wire.messages import STEP, AuditTask, StepReply, StepRequest
-from prime_protocol.wire.signing import WalletKey
+from prime_protocol.wire.signing import Signature, WalletKey
 from prime_protocol.wire.typed_data import Domain, SubmissionReceipt
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.client import HttpClient, open_client
@@ -63,6 +61,8 @@ class SubmissionToAudit:
     """What is needed to check a submission, with the verdicts about it."""
 
     receipt: SubmissionReceipt
+    signature: Signature
+    """Of the worker, under the receipt."""
     task: AuditTask
     facts: StepReply
     verdicts: Mapping[NodeId, LoggedVerdict]
@@ -75,7 +75,7 @@ async def fetch_submission(config: NodeConfig, name: Digest) -> SubmissionToAudi
             view = await api.get(f"/submissions/{name}")
         except NotFound:
             return None
-        receipt, _ = await fetch_receipt(api, name, config.signing_domain)
+        receipt, signature = await fetch_receipt(api, name, config.signing_domain)
         first_slot, slots, indexes = public_log.parse_answer("submission", view, parse_submission)
         entries = [await api.get(f"/log/{index}") for index in indexes]
         verdicts = public_log.parse_answer("entries", entries, parse_verdicts)
@@ -98,7 +98,11 @@ async def fetch_submission(config: NodeConfig, name: Digest) -> SubmissionToAudi
     )
     verify_receipt(receipt, task)
     return SubmissionToAudit(
-        receipt=receipt, task=task, facts=await _fetch_step_facts(config, server, receipt), verdicts=verdicts
+        receipt=receipt,
+        signature=signature,
+        task=task,
+        facts=await _fetch_step_facts(config, server, receipt),
+        verdicts=verdicts,
     )
 
 
@@ -200,47 +204,7 @@ EXIT_DISAGREES = 3
 
 
 def audit(context: NodeCliContext) -> int:
-    return file_finding(context) if context.args.file_finding else asyncio.run(_audit(context))
-
-
-def file_finding(context: NodeCliContext) -> int:
-    """Check an accepted submission and, if it is fraudulent, say so in the log against a bond."""
-    entry, run = asyncio.run(_make_finding(context))
-    what = f"the finding about {entry.submission} is filed; drawn validators decide it"
-    return write_owner_entry(context, lambda node: entry, what, run=run)
-
-
-async def _make_finding(context: NodeCliContext) -> tuple[FindingFiled, RunId]:
-    config = with_pins(context.resolve({}).config)
-    found = await _find_subject(context, config)
-    if not isinstance(found, SubmissionToAudit):
-        raise LocalError("a validator has rejected this submission already; there is nothing to find")
-    examined = await _recompute(context, config, found.receipt.run, found.task, found.facts, b"")
-    judged = examined.judge()
-    print_submission(context, found, judged, examined.read_proofs)
-    check_finding(judged.outcome, is_forced=context.args.force)
-    bundle = encode_evidence(
-        network=config.network_id,
-        run=found.receipt.run,
-        task=found.task,
-        facts=found.facts,
-        file=b"",
-        signed=None,
-        examined=examined,
-        judged=judged,
-    )
-    evidence = Digest(sha256(bundle).digest())
-    path = config.folder / f"finding-{evidence.hex()}.evidence"
-    path.write_bytes(bundle)
-    context.screen.print_line(f"evidence: {path}. Others check it with: prime-node audit --bundle FILE")
-    reason = judged.reason[:REASON_CHARS_MAX]
-    return FindingFiled(submission=found.task.submission, evidence=evidence, reason=reason), found.receipt.run
-
-
-def check_finding(outcome: Outcome, *, is_forced: bool) -> None:
-    """A finding that judges do not agree with loses its bond."""
-    if outcome is not Outcome.FRAUDULENT and not is_forced:
-        raise LocalError(f"on this machine the file is {outcome}: a finding would lose its bond. --force files it")
+    return asyncio.run(_audit(context))
 
 
 async def _audit(context: NodeCliContext) -> int:
@@ -260,7 +224,7 @@ async def _audit_bundle(context: NodeCliContext, config: NodeConfig, raw: bytes)
         raise LocalError(f"this is not an evidence bundle, or it is damaged: {error}") from None
     if not context.args.json:
         _print_evidence(context, evidence, raw, config.signing_domain)
-    examined = await _recompute(context, config, evidence.run, evidence.task, evidence.facts, evidence.file)
+    examined = await recompute(context, config, evidence.run, evidence.task, evidence.facts, evidence.file)
     judged = examined.judge()
     agrees = judged.outcome is evidence.outcome
     _print_comparison(context, evidence, judged, agrees)
@@ -269,13 +233,13 @@ async def _audit_bundle(context: NodeCliContext, config: NodeConfig, raw: bytes)
 
 async def _audit_submission(context: NodeCliContext, config: NodeConfig, asked: SubmissionToAudit) -> int:
     """Check a submission without a rejection, and whether its validators ran the model on it."""
-    examined = await _recompute(context, config, asked.receipt.run, asked.task, asked.facts, b"")
+    examined = await recompute(context, config, asked.receipt.run, asked.task, asked.facts, b"")
     judged = examined.judge()
     print_submission(context, asked, judged, examined.read_proofs)
     return 0 if judged.outcome is Outcome.ACCEPT else EXIT_DISAGREES
 
 
-async def _recompute(
+async def recompute(
     context: NodeCliContext, config: NodeConfig, run: RunId, task: AuditTask, facts: StepReply, file: bytes
 ) -> Examination:
     """Check the file with this machine's engine. What is missing is fetched."""

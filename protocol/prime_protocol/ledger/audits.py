@@ -130,7 +130,7 @@ def draw_audit(state: LedgerState, context: EntryContext, entry: AuditDrawn) -> 
         return
     drawn = {node: state.owners[node] for node in expected}
     submission.rounds = (*submission.rounds, AuditRoundState(drawn, seed, context.at_ms, deadline_ms))
-    run.await_head(entry.submission)
+    run.await_head(entry.submission, context.index)
 
 
 def compute_draw(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> tuple[NodeId, ...] | None:

@@ -475,7 +475,7 @@ class FindingFiled:
 
     submission: Digest
     evidence: Digest
-    """Of the evidence bundle, in the format of a verdict's. Judges decide by the file, not by it."""
+    """Of the evidence bundle, in the format of a verdict's, uploaded before. Judges decide by the file, not by it."""
     reason: ReasonText
 
 

@@ -16,35 +16,47 @@ from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, Findin
 from prime_protocol.ledger.rewards import compute_submission_units, earn
 from prime_protocol.ledger.state import EntryContext, FindingState, LedgerState, RunState, SubmissionState
 from prime_protocol.ledger.terms import SlashDestination
-from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN
 
 K = TypeVar("K")
 
 
+def check_finding(state: LedgerState, run: RunState, author: NodeId, name: Digest) -> None:
+    """RemoteError if this account cannot file a finding about the submission now.
+
+    A coordinator checks the same before it stores the evidence of a finding.
+    """
+    submission = run.submission(name)
+    _check_open(run, name, submission)
+    dismissed = run.dismissed.get(name, ())
+    if author in dismissed or len(dismissed) >= FINDINGS_MAX:
+        raise RemoteError("submission", f"{len(dismissed)} findings were dismissed, one of them yours or too many")
+    owner = state.owners.get(author, author)
+    if submission.owner in (owner, author) or submission.node == author:
+        raise RemoteError("sender", f"{author} is of the owner of {name}")
+    bond_nano, balance_nano = run.get_terms(submission).finding_bond_nano, state.funds.balances[author]
+    if balance_nano < bond_nano:
+        raise RemoteError("amount_nano", f"is {bond_nano} for the bond, the balance of {author} is {balance_nano}")
+
+
 def file_finding(state: LedgerState, context: EntryContext, entry: FindingFiled) -> None:
     run = state.run(context)
-    submission = run.submission(entry.submission)
-    _check_open(run, entry.submission, submission)
-    dismissed = run.dismissed.get(entry.submission, ())
-    if context.author in dismissed or len(dismissed) >= FINDINGS_MAX:
-        raise RemoteError("submission", f"{len(dismissed)} findings were dismissed, one of them yours or too many")
-    owner = state.owners.get(context.author, context.author)
-    if submission.owner in (owner, context.author) or submission.node == context.author:
-        raise RemoteError("sender", f"{context.author} is of the owner of {entry.submission}")
+    check_finding(state, run, context.author, entry.submission)
+    submission = run.submissions[entry.submission]
     terms = run.get_terms(submission)
     if terms.finding_bond_nano:
         state.funds.post_finding_bond(entry.submission, context.author, terms.finding_bond_nano)
     submission.ruling = None  # what an inspector decided is judged again
     run.findings[entry.submission] = FindingState(
         finder=context.author,
-        owner=owner,
+        owner=state.owners.get(context.author, context.author),
         position=context.position(),
         judged_until_ms=context.at_ms + terms.judgement_ms,
         rounds_before=len(submission.rounds),
         units=_hold_back(run, submission),
     )
-    run.await_head(entry.submission)
+    run.await_head(entry.submission, context.index)
 
 
 def _check_open(run: RunState, name: Digest, submission: SubmissionState) -> None:

@@ -88,6 +88,8 @@ def _set_draws(state: LedgerState, pending: PendingRound, entry: RoundRecorded, 
         run = state.runs[name]
         if submission not in run.submissions:
             continue  # it was not drawn, so it needs no further round, and it is gone with its step
+        if run.submissions[submission].awaits_since >= pending.head_size:
+            continue  # an appeal or a finding came after the head: its own head fixes a later round
         if name in unwitnessed:
             run.submissions[submission].is_unwitnessed = True
             run.awaiting_head.append(submission)

@@ -174,7 +174,7 @@ def appeal(state: LedgerState, context: EntryContext, entry: Appealed) -> None:
         state.funds.post_bond(entry.submission, slash.bond_nano)
         state.refresh_validator(slash.node)
     slash.appealed_at_ms = context.at_ms
-    run.await_head(entry.submission)
+    run.await_head(entry.submission, context.index)
 
 
 def execute_slash(state: LedgerState, context: EntryContext, entry: SlashExecuted) -> None:

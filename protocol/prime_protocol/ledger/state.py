@@ -198,6 +198,9 @@ class SubmissionState:
     randomness: tuple[int, Digest] | None = None
     """Round, and its randomness, that the next draw comes from. A head noted since the submission, its last draw or
     its appeal fixes the round before it is published, so no party can pick a lucky one."""
+    awaits_since: int = 0
+    """Entry that asked for the next draw. A round that was fixed by a head without this entry is ignored: the author
+    of an appeal or a finding could otherwise wait until it is published, and know its judges."""
     is_unwitnessed: bool = False
     """A head over it was not cosigned in time. Its audit is certain then: otherwise a coordinator that dislikes a
     draw could lose the cosignatures and draw again."""
@@ -348,9 +351,10 @@ class RunState:
     def get_terms(self, submission: SubmissionState) -> RunTerms:
         return self.steps[submission.step].terms
 
-    def await_head(self, name: Digest) -> None:
-        """The next head that is noted fixes the round of the submission's next draw."""
-        self.submissions[name].randomness = None
+    def await_head(self, name: Digest, index: int) -> None:
+        """The next head that is noted fixes the round of the submission's next draw. `index`: the entry that asks."""
+        submission = self.submissions[name]
+        submission.randomness, submission.awaits_since = None, index
         self.awaiting_head.append(name)
 
     def get_first_round(self, name: Digest) -> int:

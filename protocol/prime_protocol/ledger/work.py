@@ -266,7 +266,7 @@ def submit(state: LedgerState, context: EntryContext, entry: Submitted) -> None:
         output_tokens=entry.output_tokens,
         context_tokens=entry.context_tokens,
     )
-    run.await_head(name)
+    run.await_head(name, context.index)
 
 
 def _check_tokens(terms: RunTerms, lease: LeaseState, entry: Submitted) -> None:

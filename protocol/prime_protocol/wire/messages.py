@@ -299,7 +299,7 @@ class UploadPurpose(StrEnum):
     ROLLOUTS = "rollouts"
     """The answer to a lease, by its holder."""
     EVIDENCE = "evidence"
-    """The evidence of a verdict, by a validator that was drawn."""
+    """The evidence of a verdict, by a validator that was drawn; or of a finding, by an account that can file it."""
     MANIFEST = "manifest"
     """The signed manifest of a checkpoint, by the run's trainer."""
 

@@ -8,10 +8,17 @@ from pathlib import Path
 import pytest
 
 from prime_coordinator.config import IntakeConfig
-from prime_coordinator.constants import GRACE_MS, UNCLAIMED_MS, UPLOADS_PER_GRANT_MAX
+from prime_coordinator.constants import (
+    FINDING_BYTES_MAX,
+    FINDINGS_UNFILED_MAX,
+    GRACE_MS,
+    UNCLAIMED_MS,
+    UPLOADS_PER_GRANT_MAX,
+)
 from prime_coordinator.core import Core
 from prime_coordinator.intake.uploads import UploadReceiver, file_key
 from prime_coordinator.log.store import LogStore, open_log_store
+from prime_protocol.constants import ENTRY_VALUE_NANO
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.entry_index import compute_entry_keys
@@ -22,7 +29,7 @@ from prime_protocol.wire.messages import UPLOAD, UploadPurpose, UploadReply, Upl
 from prime_runtime.http.messages import RefusalError
 from prime_runtime.http.server import Caller
 from prime_runtime.objects.store import ObjectStore, open_object_store
-from support.ledger_network import NETWORK, RUN, World
+from support.ledger_network import NETWORK, RUN, TERMS, World
 
 LIMIT = 10_000
 
@@ -84,13 +91,13 @@ def announce(
     return UploadRequest(digest=digest, size_bytes=len(data), purpose=purpose, lease=lease, submission=submission)
 
 
-def make_counter(tmp_path: Path, *, is_bucket: bool = False) -> Counter:
-    world = World.started()
+def make_counter(tmp_path: Path, *, is_bucket: bool = False, bytes_max: int = LIMIT, **terms: int) -> Counter:
+    world = World.started(**terms)
     core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms)
     store = open_log_store(f"sqlite:///{tmp_path / 'log.db'}")
     folder = open_object_store(str(tmp_path / "objects"))
     objects: ObjectStore = BucketLike(folder) if is_bucket else folder  # type: ignore[assignment]
-    config = IntakeConfig(upload_bytes_max=LIMIT)
+    config = IntakeConfig(upload_bytes_max=bytes_max)
     made = Counter(world, core, None, objects, store)  # type: ignore[arg-type]
 
     class Clock:
@@ -154,6 +161,65 @@ async def test_an_inspector_that_is_asked_to_decide_sends_evidence(counter: Coun
     world.note_head()
     core.tick(world.now_ms)
     assert not (await uploads.get_target(counter.caller("inspector"), proof)).stored
+
+
+def accept(world: World, first_slot: int = 0) -> Digest:
+    """An accepted, credited and unpaid submission."""
+    name = world.settled("ann", Outcome.ACCEPT, first_slot)
+    world.credit(name)
+    return name
+
+
+async def test_an_account_that_can_file_a_finding_sends_its_evidence(counter: Counter) -> None:
+    world, about = counter.world, {"submission": accept(counter.world)}
+    with pytest.raises(RefusalError, match=r"cannot file a finding: amount_nano .* the balance of"):
+        await counter.get_target("eve", b"proof", UploadPurpose.EVIDENCE, **about)
+    world.deposit("eve", 2 * TERMS.finding_bond_nano)
+    assert not (await counter.get_target("eve", b"proof", UploadPurpose.EVIDENCE, **about)).stored
+    with pytest.raises(RefusalError, match="cannot file a finding: sender"):
+        await counter.get_target("ann", b"proof", UploadPurpose.EVIDENCE, **about)
+    world.file_finding("eve", about["submission"])
+    with pytest.raises(RefusalError, match="has an open finding"):
+        await counter.get_target("eve", b"proof", UploadPurpose.EVIDENCE, **about)
+
+
+async def test_the_evidence_of_a_finding_is_small_and_from_accounts_with_value(tmp_path: Path) -> None:
+    counter = make_counter(tmp_path, bytes_max=2 * FINDING_BYTES_MAX, finding_bond_nano=0)
+    name = accept(counter.world)
+    with pytest.raises(RefusalError, match="too little value"):
+        await counter.get_target("eve", b"proof", UploadPurpose.EVIDENCE, submission=name)
+    counter.world.deposit("eve", ENTRY_VALUE_NANO)
+    with pytest.raises(RemoteError, match=f"the limit for a finding is {FINDING_BYTES_MAX}"):
+        await counter.get_target("eve", bytes(FINDING_BYTES_MAX + 1), UploadPurpose.EVIDENCE, submission=name)
+    counter.store.close()
+
+
+async def test_an_account_uploads_evidence_about_few_submissions_before_it_files_a_finding(tmp_path: Path) -> None:
+    counter = make_counter(tmp_path, is_bucket=True)
+    world = counter.world
+    world.deposit("eve", 10 * TERMS.finding_bond_nano)
+    *names, last = [accept(world, number) for number in range(FINDINGS_UNFILED_MAX + 1)]
+    for name in names:
+        await counter.get_target("eve", bytes(name), UploadPurpose.EVIDENCE, submission=name)
+    with pytest.raises(RefusalError, match=rf"file those about {names[0]}, .* first"):
+        await counter.get_target("eve", bytes(last), UploadPurpose.EVIDENCE, submission=last)
+    world.file_finding("eve", names[0])
+    counter.uploads.record_finding(world.id("eve"), names[0])
+    await counter.get_target("eve", bytes(last), UploadPurpose.EVIDENCE, submission=last)
+    counter.store.close()
+
+
+async def test_evidence_that_no_finding_names_counts_for_a_day(tmp_path: Path) -> None:
+    counter = make_counter(tmp_path, is_bucket=True)
+    world = counter.world
+    world.deposit("eve", 10 * TERMS.finding_bond_nano)
+    *names, last = [accept(world, number) for number in range(FINDINGS_UNFILED_MAX + 1)]
+    for name in names:
+        await counter.get_target("eve", bytes(name), UploadPurpose.EVIDENCE, submission=name)
+    world.now_ms += UNCLAIMED_MS + 1
+    await counter.uploads.sweep()
+    await counter.get_target("eve", bytes(last), UploadPurpose.EVIDENCE, submission=last)
+    counter.store.close()
 
 
 async def test_a_file_that_is_too_large_or_for_no_run_is_refused(counter: Counter) -> None:

@@ -22,7 +22,7 @@ from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.ids import NodeId
 from support.explorer_index import KeyedWorld, fold
 from support.ledger_crowd import crowd, try_act
-from support.ledger_network import BUDGET, HOUR_MS, RUN, TERMS, World
+from support.ledger_network import BUDGET, HOUR_MS, RUN, TERMS, World, digest
 
 ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 ACTS = 500
@@ -123,6 +123,40 @@ def test_a_submissions_way_to_its_pay() -> None:
     world.pay_out(0)
     row = one(fold(world.leaves)[0], "submissions")
     assert (row["units"], row["trained_into"], row["paid_idx"]) == (20, 1, len(world.leaves) - 1)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "finding", "progress"),
+    [(FRAUDULENT, "upheld", "fraudulent"), (ACCEPT, "dismissed", "accepted"), (None, "undecided", "accepted")],
+)
+def test_a_finding_is_shown_with_its_evidence_and_end_and_its_finders_balance(
+    verdict: Outcome | None, finding: str, progress: str
+) -> None:
+    world = World.started(audit_probation=0, audit_floor=1, slots_per_step=64)
+    world.deposit("eve", 2 * TERMS.finding_bond_nano)
+    name = world.not_drawn("ann")
+    world.settle(name)
+    world.credit(name)
+    world.file_finding("eve", name)
+    row = fold(world.leaves)[0].row("SELECT * FROM submissions WHERE submission=?", name)
+    assert row is not None
+    assert (row["finding"], row["finding_evidence"]) == ("filed", digest("bundle"))
+    if verdict is None:
+        world.wait(world.run.terms.judgement_ms)
+        world.dismiss(name)
+    else:
+        world.agree(name, verdict)
+        (world.uphold if verdict is FRAUDULENT else world.dismiss)(name)
+    if verdict is FRAUDULENT:
+        world.propose(name)
+        world.wait(world.run.terms.appeal_ms)
+        world.execute(name)
+    db = fold(world.leaves, batch=1)[0]
+    row = db.row("SELECT * FROM submissions WHERE submission=?", name)
+    assert row is not None
+    assert (row["finding"], row["progress"]) == (finding, progress)
+    balance = db.value("SELECT balance_nano FROM accounts WHERE account=?", world.id("eve"))
+    assert balance == world.balance("eve")
 
 
 def test_what_is_credited_after_its_step_was_paid_is_paid_with_the_next() -> None:

@@ -2,10 +2,9 @@
 
 import pytest
 
-from prime_node.cli.audit import LoggedVerdict, check_finding, describe_read_proof, parse_verdict_id, parse_verdicts
+from prime_node.cli.audit import LoggedVerdict, describe_read_proof, parse_verdict_id, parse_verdicts
 from prime_protocol.constants import READ_PROOF_BYTES, READ_PROOF_PROBES
 from prime_protocol.errors import LocalError
-from prime_protocol.ledger.entries import Outcome
 from prime_protocol.proofs.read_proofs import encode_read_proof
 from prime_protocol.wire.ids import NodeId
 
@@ -57,10 +56,3 @@ def test_what_validators_said_is_read_from_the_log_with_their_read_proofs() -> N
 )
 def test_a_read_proof_is_described_in_words(said: bytes, found: bytes, words: str) -> None:
     assert describe_read_proof(said, found) == words
-
-
-def test_a_finding_that_this_machine_does_not_confirm_is_filed_only_if_forced() -> None:
-    check_finding(Outcome.FRAUDULENT, is_forced=False)
-    check_finding(Outcome.ACCEPT, is_forced=True)
-    with pytest.raises(LocalError, match="--force"):
-        check_finding(Outcome.INVALID, is_forced=False)

@@ -11,7 +11,7 @@ from prime_protocol.ledger.entries import Role
 from prime_protocol.ledger.randomness import compute_witnesses_needed, draw_witnesses
 from prime_protocol.ledger.randomness_chain import sign_round
 from prime_protocol.wire.ids import NodeId, Step
-from support.ledger_network import CHAIN, CHAIN_SECRET, RANDOMNESS, RUN, VALIDATORS, World, digest
+from support.ledger_network import CHAIN, CHAIN_SECRET, DAY_MS, RANDOMNESS, RUN, TOKEN, VALIDATORS, World, digest
 
 MAJORITY = VALIDATORS[:4]
 """Silent validators that leave five of nine, which is enough; one more is too many."""
@@ -217,3 +217,36 @@ def test_a_round_passes_over_a_submission_that_is_gone_with_its_step() -> None:
     del world.run.submissions[name]
     world.record_round()
     assert not world.state.pending_rounds
+
+
+def test_a_finding_is_not_judged_by_a_round_that_was_fixed_before_it() -> None:
+    world = World.started(vesting_ms=DAY_MS)
+    world.deposit("eve", 20 * TOKEN)
+    name = world.settled("ann", e.Outcome.ACCEPT)
+    world.credit(name)
+    world.wait(1)
+    # After its draw the submission waits for one more round, in case its validators are silent.
+    old = note(world)
+    world.file_finding("eve", name)
+    world.now_ms = CHAIN.round_time_ms(old)
+    world.record_round()
+    assert world.submission(name).randomness is None, "its author may know that round"
+    world.wait(1)
+    new = note(world)
+    assert new > old
+    world.record_round()
+    assert world.submission(name).randomness is not None
+    assert world.submission(name).randomness[0] == new
+
+
+def test_a_finding_is_judged_by_the_round_of_its_own_head_even_where_an_earlier_head_waits_for_it_too() -> None:
+    world = World.started(vesting_ms=DAY_MS)
+    world.deposit("eve", 20 * TOKEN)
+    name = world.settled("ann", e.Outcome.ACCEPT)
+    world.credit(name)
+    world.wait(1)
+    number = note(world)
+    world.file_finding("eve", name)
+    assert note(world) == number
+    world.record_round()
+    assert world.submission(name).randomness is not None
