@@ -9,6 +9,7 @@ from prime_lab.attacks.catalog import (
     ENGINE_ATTACKS,
     FILE_ATTACKS,
     GROUND_DRAW,
+    JUDGEMENT_ATTACKS,
     LEDGER_ATTACKS,
     PROGRAM_ATTACKS,
     RELAY_ATTACKS,
@@ -23,6 +24,7 @@ from prime_lab.attacks.catalog import (
 from prime_lab.attacks.coordinator_attacks import FORGED_LOGS
 from prime_lab.attacks.flood_attacks import FLOODS
 from prime_lab.attacks.forged_files import FILE_FORGERS
+from prime_lab.attacks.judgement_attacks import JUDGEMENT_SCENARIOS
 from prime_lab.attacks.ledger_attacks import LEDGER_SCENARIOS
 from prime_lab.attacks.relay_attacks import RELAY_BEHAVIORS
 from prime_lab.attacks.sandbox_attacks import HOSTILE_PROGRAMS
@@ -38,10 +40,11 @@ def test_every_attack_has_a_program_and_no_program_is_left_out() -> None:
     assert {attack.name for attack in ROW_ATTACKS} > PROOF_CHEATS.keys()
     assert {attack.name for attack in PROGRAM_ATTACKS} == HOSTILE_PROGRAMS.keys()
     assert {attack.name for attack in (*LEDGER_ATTACKS, *VALIDATOR_ATTACKS)} == LEDGER_SCENARIOS.keys()
+    assert {attack.name for attack in JUDGEMENT_ATTACKS} == JUDGEMENT_SCENARIOS.keys()
     assert {attack.name for attack in RELAY_ATTACKS} == RELAY_BEHAVIORS.keys()
     assert {attack.name for attack in COORDINATOR_ATTACKS} == FORGED_LOGS.keys()
     assert {attack.name for attack in STRANGER_ATTACKS} == FLOODS.keys()
-    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 106
+    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 109
 
 
 def test_what_nothing_shows_is_said_and_is_missed_only_where_it_is_not_as_listed() -> None:

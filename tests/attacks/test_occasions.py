@@ -19,6 +19,12 @@ from prime_lab.attacks.coordinator_attacks import (
     make_operator,
 )
 from prime_lab.attacks.grinding import find_grinding_position, grind_draw
+from prime_lab.attacks.judgement_attacks import (
+    JUDGEMENT_SCENARIOS,
+    judge_false_findings,
+    judge_found,
+    judge_left_owners,
+)
 from prime_lab.attacks.ledger_attacks import (
     LEDGER_SCENARIOS,
     NODES,
@@ -38,16 +44,20 @@ from prime_lab.attacks.ledger_attacks import (
 )
 from prime_lab.attacks.relay_attacks import RelayObservation, judge_observation
 from prime_lab.attacks.sandbox_attacks import list_processes
-from prime_lab.simulator.invariants import FinishedWorld
+from prime_lab.simulator.finished_world import FinishedWorld
 from prime_lab.simulator.plan import SimulationPlan
 from prime_lab.simulator.rare_adversaries import find_victim
 from prime_lab.simulator.simulation import simulate_world
 from prime_lab.simulator.world import NETWORK
 from prime_protocol.errors import RemoteError
+from prime_protocol.ledger import findings
 from prime_protocol.ledger.entries import Outcome as Finding
 from prime_protocol.ledger.replay import replay
+from prime_protocol.ledger.state import LedgerState
+from sim.mutations import Patch, apply_patch
 
 Judge = Callable[[FinishedWorld], AttackResult | None]
+SCENARIOS = {**LEDGER_SCENARIOS, **JUDGEMENT_SCENARIOS}
 
 
 @pytest.fixture(scope="module")
@@ -58,33 +68,36 @@ def honest() -> FinishedWorld:
 def lie(name: str) -> FinishedWorld:
     """The first world of the gallery in which there is an occasion; a new one each time, so that it can be bent."""
     for seed in SEEDS:
-        report, scene = simulate_world(LEDGER_SCENARIOS[name].plan(seed))
+        report, scene = simulate_world(SCENARIOS[name].plan(seed))
         assert not report.complaints
-        if LEDGER_SCENARIOS[name].judge(scene) is not None:
+        if SCENARIOS[name].judge(scene) is not None:
             return scene
     raise AssertionError("no world gives the adversaries an occasion")
 
 
 def judged(name: str, scene: FinishedWorld) -> AttackResult:
-    outcome = LEDGER_SCENARIOS[name].judge(scene)
+    outcome = SCENARIOS[name].judge(scene)
     assert outcome is not None
     return outcome
 
 
 @pytest.mark.parametrize(
-    "judge", dict.fromkeys(world.judge for world in LEDGER_SCENARIOS.values()), ids=lambda judge: judge.__name__
+    "judge", dict.fromkeys(world.judge for world in SCENARIOS.values()), ids=lambda judge: judge.__name__
 )
 def test_no_judge_finds_anything_where_nobody_lied(judge: Judge, honest: FinishedWorld) -> None:
     assert judge(honest) is None
 
 
 def test_every_judge_is_tried() -> None:
-    assert {world.judge for world in LEDGER_SCENARIOS.values()} == {
+    assert {world.judge for world in SCENARIOS.values()} == {
         judge_copied,
         judge_duplicates,
+        judge_false_findings,
         judge_forgers,
+        judge_found,
         judge_grinders,
         judge_leaks,
+        judge_left_owners,
         judge_persecutors,
         judge_refused,
         judge_silent,
@@ -189,6 +202,54 @@ def test_a_leak_needs_a_swap_between_draw_and_outcome_and_is_a_miss_where_it_hel
     accepted = replace(line, entry=replace(line.entry, outcome=Finding.ACCEPT))
     scene.history.submissions[helped.submission].settled[-1] = accepted
     assert judged("leaks-draws", scene).verdict is None
+
+
+def judge_broken(name: str, monkeypatch: pytest.MonkeyPatch, *patches: Patch) -> AttackResult:
+    """The gallery's own worlds, with a rule of the ledger taken out. What the invariants say is left aside."""
+    for patch in patches:
+        apply_patch(patch, monkeypatch)
+    scenes = (simulate_world(SCENARIOS[name].plan(seed))[1] for seed in SEEDS)
+    return next(found for found in map(SCENARIOS[name].judge, scenes) if found is not None)
+
+
+HOLD = Patch(
+    findings, "_hold_back", "taken = _take_units(step.units, (submission.owner, submission.node), wanted)", "taken = 0"
+)
+BOUNTY = Patch(findings, "close_finding", "state.funds.pay_bounty(name, finding.finder, amount_nano)", "pass")
+
+
+@pytest.mark.parametrize("rule", [HOLD, BOUNTY], ids=["hold", "bounty"])
+def test_a_found_forgery_that_keeps_its_pay_or_brings_no_bounty_is_a_miss(
+    rule: Patch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert judge_broken("found-after-the-draw", monkeypatch, rule).verdict is None
+
+
+def test_a_found_forgery_that_is_not_slashed_is_a_miss() -> None:
+    scene = lie("found-after-the-draw")
+    assert judged("found-after-the-draw", scene).verdict is AttackVerdict.FRAUDULENT
+    found = next(logged for logged in scene.history.submissions.values() if logged.upheld)
+    found.executed = []
+    assert judged("found-after-the-draw", scene).verdict is None
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        Patch(findings, "dismiss_finding", "earn(run, submission, finding.units)", "pass"),
+        Patch(findings, "dismiss_finding", "if outcome is None:\n        state", "if True:\n        state"),
+    ],
+    ids=["units", "bond"],
+)
+def test_a_false_finding_that_costs_the_worker_its_pay_or_the_finder_nothing_is_a_miss(
+    rule: Patch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert judge_broken("false-finding", monkeypatch, rule).verdict is None
+
+
+def test_a_validator_that_judges_the_owner_it_has_left_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    forgets = Patch(LedgerState, "list_owners", "return [self.owners[node], *recent]", "return [self.owners[node]]")
+    assert judge_broken("revoked-owner-draw", monkeypatch, forgets).verdict is None
 
 
 def test_silence_must_have_been_kept_and_must_have_cost_nobody_the_pay() -> None:

@@ -77,6 +77,7 @@ class Mob:
         sorts: list[Sequence[Callable[[], object]]] = [
             *[[partial(self.further, name) for name in run.submissions]] * 8,
             *[[partial(world.submit, number) for number in run.leases]] * 2,
+            *[[partial(self.further_finding, name) for name in run.findings if name not in run.slashes]] * 3,
             [partial(world.lease, worker, pick(range(8)), 1, speculative=pick([False, True]))],
             [partial(self.end_lease, number) for number in run.leases],
             [partial(world.pay_out, number) for number in ripe],
@@ -122,8 +123,12 @@ class Mob:
             world.rule(name, self.dice.choice(list(Outcome)), by=self.dice.choice(INSPECTORS))
         elif name in run.slashes:
             self.further_slash(name)
+        elif name in run.findings and not run.findings[name].is_upheld:
+            self.further_finding(name)
         elif submission.outcome is not None and self.dice.random() < 0.1:
             self.inspect(name)
+        elif submission.credited and self.dice.random() < 0.5:
+            self.file_finding(name)
         elif submission.outcome is Outcome.FRAUDULENT:
             world.propose(name)
         elif any(each.verdicts for each in submission.rounds) and submission.judged and self.dice.random() < 0.2:
@@ -142,6 +147,20 @@ class Mob:
             world.appeal(world.names[self.dice.choice([slash.node, slash.owner])], name)
         else:
             self.dice.choice([world.execute, world.overturn, self.judge, self.judge, self.judge])(name)
+
+    def file_finding(self, name: Digest) -> None:
+        """By anybody, true or not; most have got the bond before."""
+        finder, bond_nano = self.dice.choice(PEOPLE), self.world.run.terms.finding_bond_nano
+        if self.dice.random() < 0.8:
+            self.world.deposit(finder, bond_nano)
+        self.world.file_finding(finder, name)
+
+    def further_finding(self, name: Digest) -> None:
+        """Some judges speak, then the coordinator tries to end it."""
+        for _ in range(self.dice.randrange(12)):
+            if tally_outcome(self.world.state, self.world.run, name, self.world.now_ms) is None:
+                self.judge(name)
+        self.dice.choice([self.world.uphold, self.world.dismiss])(name)
 
     def judge(self, name: Digest) -> None:
         """A commitment or a verdict of somebody who was drawn and has not spoken; a draw where all have."""
@@ -301,6 +320,7 @@ def wind_down(world: World) -> None:
         end_submission(world, name)
     if run.status is not RunStatus.CLOSED:
         world.set_run(RunStatus.CLOSED)
+    world.wait(DAY_MS)  # until all pay has vested
     for number in [number for number, step in run.steps.items() if not step.paid]:
         world.pay_out(number)
     for account in list(run.funded):
@@ -329,6 +349,10 @@ def end_submission(world: World, name: Digest) -> None:
                 world.draw(name)
             world.wait(2 * TERMS.verdict_ms + REVEAL_MS)  # for verdicts, or for an inspector
         world.settle(name)
+    if name in run.findings and not run.findings[name].is_upheld:
+        world.wait(run.get_terms(submission).judgement_ms)
+        is_fraud = tally_outcome(world.state, run, name, world.now_ms) is Outcome.FRAUDULENT
+        (world.uphold if is_fraud else world.dismiss)(name)
     if submission.outcome is Outcome.FRAUDULENT and not submission.slashed:
         world.propose(name)
     if name in run.slashes:
@@ -337,20 +361,21 @@ def end_submission(world: World, name: Digest) -> None:
         failed = tally_outcome(world.state, run, name, world.now_ms) is Outcome.FRAUDULENT
         end = world.execute if slash.appealed_at_ms is None or failed else world.overturn
         end(name)
-    if submission.outcome is Outcome.ACCEPT and run.steps[submission.step].credited.isdisjoint(submission.slots):
+    is_creditable = submission.outcome is Outcome.ACCEPT and not submission.credited
+    if is_creditable and run.steps[submission.step].credited.isdisjoint(submission.slots):
         world.credit(name)
 
 
-def crowd(seed: int) -> tuple[World, Mob]:
+def crowd(seed: int, **terms: Any) -> tuple[World, Mob]:
     """A started world with a delegated node among its workers, and its mob."""
     dice = random.Random(seed)
-    world = World.started(
-        domain=dice.choice([EMBEDDED_DOMAIN, EMBEDDED_DOMAIN, ON_CHAIN]),
-        slash_to=dice.choice(list(SlashDestination)),
-        audit_probation=dice.choice([0, 1000]),
-        appeal_bond_nano=dice.choice([0, BOND]),
-        inspectors=tuple(map(World().id, INSPECTORS)),
-    )
+    drawn: dict[str, Any] = {
+        "domain": dice.choice([EMBEDDED_DOMAIN, EMBEDDED_DOMAIN, ON_CHAIN]),
+        "slash_to": dice.choice(list(SlashDestination)),
+        "audit_probation": dice.choice([0, 1000]),
+        "appeal_bond_nano": dice.choice([0, BOND]),
+    }
+    world = World.started(inspectors=tuple(map(World().id, INSPECTORS)), **drawn | terms)
     world.join("key", Role.WORKER, owner="owner")
     world.register("inspector", Role.RELAY)
     for name in PEOPLE:

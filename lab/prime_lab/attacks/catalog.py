@@ -29,7 +29,7 @@ class AttackVerdict(StrEnum):
     PROVEN = "proven"
     """Two signed statements contradict each other, or an independent replay of the log fails: anyone can verify it."""
     OVERRULED = "overruled"
-    """The verdict does not stand, and counts against the validator."""
+    """The verdict or the finding does not stand, and counts against its author."""
     HARMLESS = "harmless"
     """It harms no one and gains the attacker nothing; it may stay unattributed."""
     UNDETECTED = "undetected"
@@ -318,6 +318,29 @@ VALIDATOR_ATTACKS = (
     _attack(VALIDATOR, "silent", "is drawn and never speaks", HARMLESS, "rounds", gains="delay"),
 )
 
+JUDGEMENT_ATTACKS = (
+    _worker(
+        "found-after-the-draw", "forges a file that is not drawn, and is credited", FRAUDULENT, "finding", saves=0.9
+    ),
+    _attack(
+        Attacker.STRANGER,
+        "false-finding",
+        "files findings about honest files",
+        OVERRULED,
+        "finding",
+        gains="holds back the pay of others",
+    ),
+    _attack(
+        VALIDATOR,
+        "revoked-owner-draw",
+        "leaves its owner once a worker of the same owner has a lease, and stakes by itself",
+        HARMLESS,
+        "owner",
+        gains="judges the files of its own owner",
+    ),
+)
+"""About who may be judged again and who judges, in the simulator."""
+
 RELAY_ATTACKS = (
     _attack(RELAY, "wrong-bytes", "serves damaged shards", REFUSED, "digest", gains="broken weights"),
     _attack(RELAY, "stale-version", "serves an older version", REFUSED, "digest", gains="old weights"),
@@ -443,6 +466,7 @@ ALL_ATTACKS = (
     *LEDGER_ATTACKS,
     CROSS_RUN,
     *VALIDATOR_ATTACKS,
+    *JUDGEMENT_ATTACKS,
     *RELAY_ATTACKS,
     HOSTILE_TOKENIZER,
     *COORDINATOR_ATTACKS,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 from prime_lab.attacks.catalog import CROSS_RUN, LEDGER_ATTACKS, VALIDATOR_ATTACKS, Attack, AttackResult, AttackVerdict
-from prime_lab.simulator.invariants import FinishedWorld
+from prime_lab.simulator.finished_world import FinishedWorld
 from prime_lab.simulator.log_history import LoggedSubmission, LogHistory
 from prime_lab.simulator.plan import SimulationPlan
 from prime_lab.simulator.rare_adversaries import find_victim
@@ -42,6 +42,8 @@ class LedgerScenario:
     steps: int = STEPS
     malicious: float = 0.25
     inspectors: int = 0
+    finders: int = 0
+    false_finders: int = 0
 
     def plan(self, seed: int) -> SimulationPlan:
         return SimulationPlan(
@@ -51,6 +53,8 @@ class LedgerScenario:
             malicious=self.malicious,
             adversaries=self.adversaries,
             inspectors=self.inspectors,
+            finders=self.finders,
+            false_finders=self.false_finders,
         )
 
 

@@ -23,6 +23,7 @@ from prime_lab.attacks.harness import (
     open_honest_engines,
     submit_honest_work,
 )
+from prime_lab.attacks.judgement_attacks import attack_judgement
 from prime_lab.attacks.ledger_attacks import attack_networks, attack_reputation
 from prime_lab.attacks.relay_attacks import attack_weights
 from prime_lab.attacks.report import draw_study, list_catalog, list_forgeries, list_study, make_forgery_head
@@ -119,8 +120,9 @@ async def run_small(folder: Path, report_progress: Progress) -> SuiteSummary:
     async for attack, outcome in attack_tokenizers(folder / "trainers"):
         add_result(summary, attack, outcome)
     report_progress("books, validators and coordinators: in the simulator")
-    in_simulator = chain(attack_networks(), attack_reputation(), attack_logs(), attack_draws(), attack_rules())
-    for attack, outcome in in_simulator:
+    honest_logs = chain(attack_networks(), attack_judgement(), attack_reputation())
+    forged_logs = chain(attack_logs(), attack_draws(), attack_rules())
+    for attack, outcome in chain(honest_logs, forged_logs):
         add_result(summary, attack, outcome)
     report_progress("strangers: filling the log, in virtual time")
     for attack, outcome in attack_intake():

@@ -42,6 +42,8 @@ class NodeBehavior:
     role = Role.WORKER
     time_factor = 1.0
     """Generation time as a share of the honest time."""
+    own_nano = 0
+    """Balance of its own key where an owner stands behind it."""
     is_witness = True
     """Whether it cosigns the tree heads that it is asked to witness."""
 

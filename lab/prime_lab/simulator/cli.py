@@ -47,6 +47,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--skew-ms", type=int, help="largest clock error of a node, in ms")
     parser.add_argument("--flood", type=int, help="keys that one attacker registers")
     parser.add_argument("--inspectors", type=int, help="validators of the operator that read judged files again")
+    parser.add_argument("--finders", type=int, help="strangers that file findings about forged files")
+    parser.add_argument("--false-finders", type=int, help="strangers that file findings about honest files")
     parser.add_argument("--every-signature", action="store_true", help="sign and open heartbeats too; slower")
     return parser
 

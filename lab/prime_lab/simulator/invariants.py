@@ -8,11 +8,18 @@ majority rule cannot promise everything about a single round; the conditions are
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-from prime_lab.simulator.coordinator_host import HONEST
+from prime_lab.simulator.finding_invariants import (
+    compute_bond_losses_nano,
+    compute_bounty_nano,
+    every_finding_is_decided_by_its_votes,
+    findings_are_about_unpaid_accepted_work,
+    found_work_is_not_trained_on,
+    true_findings_are_upheld_and_false_ones_are_not,
+)
+from prime_lab.simulator.finished_world import INDEX_MAX, FinishedWorld
 from prime_lab.simulator.log_history import LoggedSubmission, LogHistory
-from prime_lab.simulator.world import NETWORK, STAKE, World
+from prime_lab.simulator.world import NETWORK, STAKE
 from prime_protocol.constants import DRAW_MARGIN_MS, ROUNDS_MAX, SIGNATURE_BYTES
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
@@ -25,37 +32,6 @@ from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import Payload
 from prime_protocol.wire.ids import Digest, NodeId, hash_bytes
 
-
-@dataclass(frozen=True)
-class FinishedWorld:
-    """A finished world, and which nodes were honest."""
-
-    world: World
-    honest: frozenset[NodeId]
-    """Nodes that followed the protocol throughout."""
-    is_over: bool = True
-    """All steps were trained and there was time to settle everything; else things may be open."""
-
-    @property
-    def history(self) -> LogHistory:
-        return self.world.host.history
-
-    def is_forged(self, logged: LoggedSubmission) -> bool:
-        """Whether an honest audit would find the file dishonest."""
-        file = self.world.files.get(logged.receipt.file_digest)
-        return file is None or file.forgery != HONEST
-
-    def votes(self, logged: LoggedSubmission, *, on_appeal: bool = False) -> tuple[Counter[Outcome], int, int]:
-        """The verdicts before the outcome, or on appeal; how many of them honest and dishonest nodes gave."""
-        settled = logged.settled[0].index if logged.settled else INDEX_MAX
-        given = [line for line in logged.verdicts if (line.index > settled) is on_appeal]
-        honest = sum(line.author in self.honest for line in given)
-        return Counter(line.entry.outcome for line in given), honest, len(given) - honest
-
-
-INDEX_MAX = 2**62
-"""An index after all others."""
-
 Invariant = Callable[[FinishedWorld], Iterator[str]]
 
 
@@ -65,9 +41,11 @@ Invariant = Callable[[FinishedWorld], Iterator[str]]
 def no_slot_is_credited_twice(finished: FinishedWorld) -> Iterator[str]:
     taken: dict[tuple[int, int], Digest] = {}
     for name, logged in finished.history.submissions.items():
-        if len(logged.credited) > 1:
+        if len(logged.credited) > 1 + bool(logged.upheld and logged.overturned):
             yield f"{name} was credited {len(logged.credited)} times"
-        if not logged.credited or logged.lease is None:
+        # A finding that is upheld takes the credit back; an appeal may give it again.
+        standing = logged.upheld[0].index if logged.upheld else 0
+        if not any(line.index > standing for line in logged.credited) or logged.lease is None:
             continue
         for slot in logged.lease.slots:
             place = (logged.receipt.step, slot)
@@ -111,11 +89,8 @@ def leases_do_not_overlap(finished: FinishedWorld) -> Iterator[str]:
     spans: dict[tuple[int, int], list[tuple[int, int, int]]] = {}
     free_index: dict[int, int] = {}
     for logged in finished.history.submissions.values():
-        if logged.settled:
-            rejected = logged.outcome is not Outcome.ACCEPT
-            free_index[logged.receipt.lease] = logged.settled[0].index if rejected else INDEX_MAX
-        else:
-            free_index[logged.receipt.lease] = INDEX_MAX
+        rejected = logged.settled if logged.outcome is not Outcome.ACCEPT else logged.upheld
+        free_index[logged.receipt.lease] = rejected[0].index if rejected else INDEX_MAX
     for number, lease in finished.history.leases.items():
         if lease.granted.entry.speculative:
             continue
@@ -186,7 +161,9 @@ def verdicts_come_from_those_who_were_drawn(finished: FinishedWorld) -> Iterator
             owners = [history.owners.get(node) for node in line.entry.validators]
             if len(set(owners)) != len(owners):
                 yield f"round {line.entry.round} of {name} has two validators of one owner"
-            if logged.receipt.node in line.entry.validators or history.owners.get(logged.receipt.node) in owners:
+            # What a validator has left counts too: nobody in a world leaves long enough before.
+            every_owner = set().union(*(history.all_owners[node] for node in line.entry.validators))
+            if logged.lease and {logged.receipt.node, logged.lease.owner} & (every_owner | set(line.entry.validators)):
                 yield f"round {line.entry.round} of {name} was drawn among its owner's own"
             published_ms = finished.world.host.chain.round_time_ms(line.entry.randomness_round)
             if published_ms < logged.submitted.at_ms + DRAW_MARGIN_MS:
@@ -237,10 +214,8 @@ def drawn_forgeries_are_rejected(finished: FinishedWorld) -> Iterator[str]:
     for name, logged in finished.history.submissions.items():
         is_drawn = logged.draws and logged.draws[0].entry.validators
         if is_drawn and finished.is_forged(logged) and (logged.outcome is Outcome.ACCEPT or logged.credited):
-            votes, honest, dishonest = finished.votes(logged)
-            told = f"with votes {dict(votes)} of {honest} honest and {dishonest} dishonest"
-            on_appeal, honest, dishonest = finished.votes(logged, on_appeal=True)
-            told += f", on appeal {dict(on_appeal)} of {honest} and {dishonest}" if logged.appealed else ""
+            told = f"with votes {finished.count_first_votes(logged)}"
+            told += f", on appeal {finished.count_appeal_votes(logged)}" if logged.appealed else ""
             yield f"{name} is forged and was accepted {told}"
 
 
@@ -254,39 +229,36 @@ def honest_work_is_not_condemned(finished: FinishedWorld) -> Iterator[str]:
             yield f"{name} is forged and by an honest node"
         if logged.outcome is not Outcome.FRAUDULENT:
             continue
-        votes, honest, dishonest = finished.votes(logged)
-        if dishonest < honest + quorum:
-            yield f"{name} is honest and was condemned with votes {dict(votes)}, {honest} of them honest"
+        counted = finished.count_first_votes(logged)
+        if counted.dishonest < counted.honest + quorum:
+            yield f"{name} is honest and was condemned with votes {counted}"
 
 
 def no_honest_node_is_slashed(finished: FinishedWorld) -> Iterator[str]:
     for name, logged in finished.history.submissions.items():
         if logged.executed and logged.receipt.node in finished.honest:
-            on_appeal, honest, dishonest = finished.votes(logged, on_appeal=True)
-            told = f"appeal with votes {dict(on_appeal)} of {honest} honest and {dishonest} dishonest"
-            appeal = told if logged.appealed else "no appeal"
+            appeal = f"appeal with votes {finished.count_appeal_votes(logged)}" if logged.appealed else "no appeal"
             yield f"{logged.receipt.node} is honest and was slashed for {name}, {appeal}"
 
 
 def honest_validators_keep_their_score(finished: FinishedWorld) -> Iterator[str]:
-    """Unless mostly dishonest ones decided, at first or on appeal."""
+    """Unless mostly dishonest ones decided, at first, about a finding or on appeal."""
+    quorum = finished.history.terms.quorum
     for name, logged in finished.history.submissions.items():
         for line in logged.scored:
             if line.entry.validator not in finished.honest:
                 continue
-            _, honest, dishonest = finished.votes(logged)
-            if honest >= dishonest and not _was_outvoted(finished, logged):
+            leads = [
+                counted.dishonest - counted.honest
+                for counted in (finished.count_first_votes(logged), *finished.count_finding_votes(logged))
+            ]
+            on_appeal = finished.count_appeal_votes(logged)
+            if max(*leads, on_appeal.dishonest - on_appeal.honest) <= 0:
                 yield f"{line.entry.validator} is honest and lost score over {name}"
-            if line.entry.penalty_nano and dishonest < honest + finished.history.terms.quorum:
+            if line.entry.penalty_nano and max(leads) < quorum:
                 yield f"{line.entry.validator} is honest and lost {line.entry.penalty_nano} of its stake over {name}"
         for node in logged.unread() & finished.honest:
             yield f"{node} is honest, and is said not to have read {name}"
-
-
-def _was_outvoted(finished: FinishedWorld, logged: LoggedSubmission) -> bool:
-    """Whether most judges of an appeal were dishonest."""
-    _, honest, dishonest = finished.votes(logged, on_appeal=True)
-    return dishonest > honest
 
 
 def everything_is_decided(finished: FinishedWorld) -> Iterator[str]:
@@ -294,14 +266,12 @@ def everything_is_decided(finished: FinishedWorld) -> Iterator[str]:
     for name, logged in history.submissions.items():
         if len(logged.settled) > 1 or (finished.is_over and not logged.settled):
             yield f"{name} was settled {len(logged.settled)} times"
-        if len(logged.proposed) > 1 or (
-            finished.is_over and logged.outcome is Outcome.FRAUDULENT and not logged.proposed
-        ):
+        if len(logged.proposed) > 1 or (finished.is_over and logged.is_condemned and not logged.proposed):
             yield f"{name} was condemned, and a slash was proposed {len(logged.proposed)} times"
         ends = len(logged.executed) + len(logged.overturned)
         if ends > len(logged.proposed) or (finished.is_over and ends < len(logged.proposed)):
             yield f"the slash for {name} was neither executed nor overturned, or both"
-        if logged.proposed and logged.outcome is not Outcome.FRAUDULENT:
+        if logged.proposed and not logged.is_condemned:
             yield f"{name} was {logged.outcome}, but a slash was proposed"
         if logged.executed and not logged.appealed:
             waited_ms = logged.executed[0].at_ms - logged.proposed[0].at_ms
@@ -366,11 +336,13 @@ def _value_is_conserved(history: LogHistory, ledger: Ledger) -> Iterator[str]:
     books = ledger.state.funds
     burned_nano = sum(_compute_burned_nano(logged, history) for logged in history.submissions.values())
     burned_nano += sum(min(STAKE, lost_nano) for lost_nano in _count_penalties_nano(history).values())
-    held_nano = history.deposited_nano - history.withdrawn_nano - burned_nano
+    bonds_least_nano, bonds_most_nano = compute_bond_losses_nano(history)
+    held_nano = history.deposited_nano - history.withdrawn_nano - burned_nano - bonds_most_nano
     # An owner without balance and stake appeals with what is in escrow already: then no bond is lost on top.
     bonds_nano = history.terms.appeal_bond_nano * sum(
         bool(logged.executed and logged.appealed) for logged in history.submissions.values()
     )
+    bonds_nano += bonds_most_nano - bonds_least_nano
     if not held_nano <= books.total_nano() <= held_nano + bonds_nano or not books.is_conserved():
         yield f"the books hold {books.total_nano()}, what came in and went out leaves {held_nano}"
     if min([0, *_list_amounts_nano(ledger.state)]) < 0:
@@ -394,7 +366,8 @@ def _count_penalties_nano(history: LogHistory) -> Counter[NodeId]:
 
 def _compute_burned_nano(logged: LoggedSubmission, history: LogHistory) -> int:
     bond_nano: int = history.terms.appeal_bond_nano if logged.appealed else 0
-    return sum(line.entry.amount_nano + bond_nano for line in logged.proposed) if logged.executed else 0
+    seized_nano = sum(line.entry.amount_nano + bond_nano for line in logged.proposed) if logged.executed else 0
+    return seized_nano - compute_bounty_nano(logged, history)
 
 
 def _list_amounts_nano(state: LedgerState) -> Iterator[int]:
@@ -423,6 +396,10 @@ INVARIANTS: tuple[Invariant, ...] = (
     no_honest_node_is_slashed,
     honest_validators_keep_their_score,
     everything_is_decided,
+    findings_are_about_unpaid_accepted_work,
+    every_finding_is_decided_by_its_votes,
+    true_findings_are_upheld_and_false_ones_are_not,
+    found_work_is_not_trained_on,
     finished_steps_are_paid_once,
     every_shown_head_is_of_this_log,
     every_acknowledged_entry_stays,

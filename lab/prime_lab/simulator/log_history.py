@@ -8,6 +8,7 @@ compare the two. The simulated trainer and nodes also read the public log throug
 from collections import Counter
 from dataclasses import dataclass, field
 from hashlib import sha256
+from itertools import zip_longest
 from typing import Any
 
 from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, READ_PROOF_ERROR_MAX, SIGNATURE_BYTES
@@ -36,6 +37,8 @@ class LoggedLease:
     """A lease and every entry that ended it."""
 
     granted: LoggedEntry
+    owner: NodeId
+    """Of the node, when the lease was granted."""
     ends: list[LoggedEntry] = field(default_factory=list)
 
     @property
@@ -59,6 +62,9 @@ class LoggedSubmission:
     appealed: list[LoggedEntry] = field(default_factory=list)
     executed: list[LoggedEntry] = field(default_factory=list)
     overturned: list[LoggedEntry] = field(default_factory=list)
+    findings: list[LoggedEntry] = field(default_factory=list)
+    upheld: list[LoggedEntry] = field(default_factory=list)
+    dismissed: list[LoggedEntry] = field(default_factory=list)
     trained: list[LoggedEntry] = field(default_factory=list)
     scored: list[LoggedEntry] = field(default_factory=list)
     inspected: list[LoggedEntry] = field(default_factory=list)
@@ -73,6 +79,16 @@ class LoggedSubmission:
     @property
     def outcome(self) -> Outcome | None:
         return self.settled[-1].entry.outcome if self.settled else None
+
+    @property
+    def is_condemned(self) -> bool:
+        """Settled as fraudulent, or accepted and then found to be."""
+        return self.outcome is Outcome.FRAUDULENT or bool(self.upheld)
+
+    def list_findings(self) -> list[tuple[LoggedEntry, LoggedEntry | None]]:
+        """Each finding and the entry that decided it; None where it is open."""
+        ends = sorted((*self.upheld, *self.dismissed), key=lambda line: line.index)
+        return list(zip_longest(self.findings, ends))
 
     def unread(self) -> set[NodeId]:
         """Who judged it without reading it, by what inspectors found. Counted without the ledger's help."""
@@ -96,18 +112,26 @@ class LogHistory:
         self.terms: Any = None
         self.checkpoints: dict[Step, LoggedEntry] = {}
         self.owners: dict[NodeId, NodeId] = {}
+        self.all_owners: dict[NodeId, set[NodeId]] = {}
+        """Of each node, those that it has left too."""
         self.registered: dict[NodeId, LoggedEntry] = {}
         self.staked: dict[NodeId, LoggedEntry] = {}
+        self.backed: set[tuple[NodeId, NodeId]] = set()
+        """Owner and node: whose stake was ever put behind which key."""
         self.drained: set[tuple[NodeId, RunId | None]] = set()
         self.heads: list[LoggedEntry] = []
         self.newest_randomness = Digest(bytes(DIGEST_BYTES))
         self.paid: Counter[Step] = Counter()
+        self.paid_index: dict[Step, int] = {}
+        """Where each step was first paid."""
         self.deposited_nano = 0
         self.withdrawn_nano = 0
         self.unmatched: list[LoggedEntry] = []
         """Entries about something that the log does not know."""
         self.open_leases: dict[int, None] = {}
         self.unsettled: dict[Digest, None] = {}
+        self.open_findings: dict[Digest, None] = {}
+        """Until it is dismissed, or the slash that follows is proposed."""
         self.open_slashes: dict[Digest, None] = {}
         self.accused: dict[NodeId, list[Digest]] = {}
         """Submissions of each node for which a slash was ever proposed."""
@@ -131,8 +155,8 @@ class LogHistory:
 
     def _record(self, line: LoggedEntry) -> None:
         match line.entry:
-            case e.LeaseGranted(lease=number):
-                self.leases[number] = LoggedLease(line)
+            case e.LeaseGranted(lease=number, node=node):
+                self.leases[number] = LoggedLease(line, self.owners.get(node, node))
                 self.open_leases[number] = None
             case e.LeaseEnded(lease=number):
                 self._end_lease(number, line)
@@ -162,6 +186,8 @@ class LogHistory:
                 e.Settled() | e.Credited() | e.SlashProposed() | e.Appealed() | e.SlashExecuted() | e.SlashOverturned()
             ):
                 self._record_judgement(line)
+            case e.FindingFiled() | e.FindingUpheld() | e.FindingDismissed():
+                self._record_finding(line)
             case _:
                 self._record_account(line)
 
@@ -183,6 +209,7 @@ class LogHistory:
             case e.SlashProposed():
                 self._add("proposed", name, line)
                 self.open_slashes[name] = None
+                self.open_findings.pop(name, None)
                 if name in self.submissions:
                     self.accused.setdefault(self.submissions[name].receipt.node, []).append(name)
             case e.Appealed():
@@ -194,18 +221,32 @@ class LogHistory:
                 self._add("overturned", name, line)
                 self.open_slashes.pop(name, None)
 
+    def _record_finding(self, line: LoggedEntry) -> None:
+        name = line.entry.submission
+        match line.entry:
+            case e.FindingFiled():
+                self._add("findings", name, line)
+                self.open_findings[name] = None
+            case e.FindingUpheld():
+                self._add("upheld", name, line)
+                self.trainable.pop(name, None)
+            case e.FindingDismissed():
+                self._add("dismissed", name, line)
+                self.open_findings.pop(name, None)
+
     def _record_account(self, line: LoggedEntry) -> None:
         match line.entry:
             case e.NodeRegistered():
                 self.registered.setdefault(line.author, line)
-                self.owners.setdefault(line.author, line.author)
+                self._set_owner(line.author, self.owners.get(line.author, line.author))
             case e.Delegated(delegation=delegation):
-                self.owners[delegation.node] = delegation.owner
+                self._set_owner(delegation.node, delegation.owner)
             case e.DelegationRevoked(node=node):
                 if self.owners.get(node) == line.author:
-                    self.owners[node] = node
+                    self._set_owner(node, node)
             case e.Staked(node=node):
                 self.staked.setdefault(node, line)
+                self.backed.add((line.author, node))
             case e.NodeStatusSet(node=node, status=status, run=run):
                 (self.drained.discard if status is NodeStatus.ACTIVE else self.drained.add)((node, run))
             case e.RunCreated(terms=terms) | e.RunUpdated(terms=terms):
@@ -216,16 +257,31 @@ class LogHistory:
                 self.newest_randomness = Digest(sha256(signature).digest())
             case e.PaidOut(step=step):
                 self.paid[step] += 1
+                self.paid_index.setdefault(step, line.index)
             case e.Deposited(amount_nano=amount_nano):
                 self.deposited_nano += amount_nano
             case e.Withdrawn(amount_nano=amount_nano):
                 self.withdrawn_nano += amount_nano
 
+    def _set_owner(self, node: NodeId, owner: NodeId) -> None:
+        self.owners[node] = owner
+        self.all_owners.setdefault(node, set()).add(owner)
+
     def _count_unasked(self, logged: LoggedSubmission) -> int:
-        asked = {self.owners.get(node) for line in logged.draws for node in line.entry.validators}
-        able = self.staked.keys() - {node for node, _ in self.drained}
-        owners = {self.owners[node] for node in able if Role.VALIDATOR in self.registered[node].entry.roles}
-        return len(owners - asked - {self.owners.get(logged.receipt.node)})
+        worker = logged.receipt.node
+        asked = {worker, logged.lease.owner if logged.lease else worker}
+        for line in logged.draws:
+            asked.update(*(self.all_owners[node] for node in line.entry.validators))
+        drained = {node for node, _ in self.drained}
+        able = [
+            node
+            for node, registered in self.registered.items()
+            if Role.VALIDATOR in registered.entry.roles
+            and (self.owners[node], node) in self.backed
+            and node not in drained
+            and self.all_owners[node].isdisjoint(asked)
+        ]
+        return len({self.owners[node] for node in able})
 
     def _end_lease(self, number: int, line: LoggedEntry) -> None:
         if number in self.leases:

@@ -38,6 +38,10 @@ class SimulationPlan:
     """Part of a step's slots that the trainer waits for."""
     inspectors: int = 0
     """Honest validators of the operator's, which read judged files again."""
+    finders: int = 0
+    """Strangers that read accepted files and file findings about the forged ones."""
+    false_finders: int = 0
+    """Strangers that file findings about honest files."""
     inspect_share: int = INSPECT_SHARE
     """Of judged files, in basis points."""
     starve_ms: int = 12 * MINUTE_MS
@@ -60,6 +64,8 @@ def draw_plan(seed: int, **chosen: Any) -> SimulationPlan:
         "skew_ms": rng.choice([0, 500, 15_000]),
         "flood": rng.choice([0, 0, 100]),
         "inspectors": rng.choice([0, 1, 2]),
+        "finders": rng.choice([0, 1, 2]),
+        "false_finders": rng.choice([0, 0, 1]),
     }
     return replace(
         SimulationPlan(seed=seed), **drawn | {name: value for name, value in chosen.items() if value is not None}

@@ -32,10 +32,12 @@ from prime_lab.simulator.adversaries import (
 )
 from prime_lab.simulator.coordinator_host import HONEST, FakeFile
 from prime_lab.simulator.log_history import LoggedLease, LogHistory
+from prime_lab.simulator.world import STAKE, get_wallet
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.messages import AuditTask
+from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import compute_receipt_id
 
 if TYPE_CHECKING:
@@ -179,6 +181,34 @@ class VerdictWaiter(NonReadingValidator):
             attempt_entry(party, entry, task.submission)
 
 
+class OwnerLeaver(NodeBehavior):
+    """A validator that leaves its owner as soon as a worker of that owner has a lease. It then stakes by itself, so
+    that it might be drawn for the worker's files. A validator without an owner, or without such a worker, is honest.
+    """
+
+    name = "leaver"
+    role = Role.VALIDATOR
+    own_nano = STAKE
+
+    def attack(self, party: "SimulatedNode") -> None:
+        history = party.world.host.history
+        owner = find_owner_key(party)
+        if owner is None or owner.node not in history.all_owners.get(party.node, ()):
+            return
+        if history.owners[party.node] == party.node:
+            party.post(e.Staked(node=party.node, amount_nano=STAKE), None)
+        elif any(history.leases[number].owner == owner.node for number in history.open_leases):
+            party.post(e.DelegationRevoked(node=party.node), None, key=owner)
+
+
+def find_owner_key(party: "SimulatedNode") -> WalletKey | None:
+    """An owner is named after the first of its nodes, and has at most four in a row."""
+    if party.profile.delegation is None:
+        return None
+    keys = (get_wallet(f"owner {number}") for number in range(party.number - 3, party.number + 1))
+    return next(key for key in keys if key.node == party.profile.delegation.delegation.owner)
+
+
 def list_verdicts(party: "SimulatedNode", submission: Digest) -> list[e.VerdictGiven]:
     """Verdicts on a submission so far."""
     logged = party.world.host.history.submissions.get(submission)
@@ -209,6 +239,7 @@ RARE_ADVERSARIES: tuple[type[NodeBehavior], ...] = (
     VerdictCopier,
     PersecutingValidator,
     VerdictWaiter,
+    OwnerLeaver,
     InformedForger,
     DrawLeaker,
     TwoKeyOwner,

@@ -6,7 +6,9 @@ from functools import partial
 from random import Random
 
 from prime_lab.simulator.adversaries import ATTACK_INTERVAL_MS, NodeBehavior, register_sybils
-from prime_lab.simulator.invariants import FinishedWorld, check_invariants
+from prime_lab.simulator.finders import FINDER_BALANCE, make_finders
+from prime_lab.simulator.finished_world import FinishedWorld
+from prime_lab.simulator.invariants import check_invariants
 from prime_lab.simulator.log_history import LogHistory
 from prime_lab.simulator.participants import NodeHardware, SimulatedNode, SimulatedOwner, SimulatedTrainer
 from prime_lab.simulator.plan import MINUTE_MS, SimulationPlan
@@ -102,7 +104,7 @@ def _run_until_settled(world: World) -> None:
     history, host = world.host.history, world.host
 
     def is_quiet() -> bool:
-        if history.open_leases or history.unsettled or history.open_slashes or not host.is_up:
+        if history.open_leases or history.unsettled or history.open_slashes or history.open_findings or not host.is_up:
             return False
         return all(history.paid[step] for step in history.checkpoints if step < history.latest)
 
@@ -148,9 +150,15 @@ class Population:
             keys = [self._join(number, owner) for number in group]
             account = owner.node if owner else keys[0]
             accounts[account] = len(keys) * (STAKE + 3 * BOND)
+            for party in self.parties[-len(keys) :] if owner else ():
+                if party.behavior.own_nano:
+                    accounts[party.node] = party.behavior.own_nano
             if owner:
                 owners.append(SimulatedOwner(world, group[0], owner, keys))
-        world.create_network(accounts)
+        finders = make_finders(world)
+        world.create_network(accounts | {finder.key.node: FINDER_BALANCE for finder in finders})
+        for finder in finders:
+            world.at(world.now_ms, finder.act)
         for owner_party in owners:
             world.after(self._rng.uniform(5_000, 15_000), owner_party.act)
         self._schedule()
