@@ -73,6 +73,7 @@ async def anybody_sees_it(network: Network, idler: NodeId) -> None:
 
 async def find_step(network: Network, submission: str) -> int:
     async with network.api() as api:
+        await api.wait_for_index()
         row = (await api.get(f"/submissions/{submission}"))["summary"]
     return int(row["step"])
 
