@@ -4,8 +4,10 @@ The database is the authority. A file is replaced atomically and the head is wri
 whose files are missing. The layout is in prime_runtime.log_files.
 """
 
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from prime_coordinator.log.tree import LogTree, ReadLeaves
@@ -25,6 +27,8 @@ from prime_runtime.log_files import list_snapshots, read_bounded, snapshot_path
 
 ENTRIES_PER_STEP = TILE_HASHES**2
 """Entries whose files are written before their hashes leave the memory."""
+
+PARTIAL_NAME = re.compile("[1-9][0-9]{0,2}")
 
 MirrorPart = Tile | EntryBundle
 
@@ -76,17 +80,55 @@ def copy_snapshots(source: Path, target: Path, size_max: int) -> None:
 
 def rewrite_partials(folder: Path, tree: LogTree, read: ReadLeaves, size: int) -> int:
     """Write the newest files, which are not full, where they are missing or different; returns how many."""
+    parts = _list_partials(size)
+    return sum(_write_if_different(folder / part.path, _encode_part(part, tree, read)) for part in parts)
+
+
+def repair_partials(folder: Path, tree: LogTree, read: ReadLeaves, size: int) -> int:
+    """Make every partial file that the mirror still has good again; returns how many were missing or different.
+
+    Readers with an older head may still ask for the smaller partial files of a tile that is not full, so these are
+    compared and written again. Those of the tile before are removed: the full file replaces them. Older ones are gone,
+    or the scrub removes them. The work is bounded: at most 255 files of each level.
+    """
+    repaired = rewrite_partials(folder, tree, read, size)
+    first = size - size % TILE_HASHES
+    leaves = read(first, size)
+
+    def read_newest(start: int, stop: int) -> Sequence[bytes]:
+        return leaves[start - first : stop - first]
+
+    for newest in _list_partials(size):
+        for path in sorted((folder / newest.path).parent.glob("*")):
+            width = int(path.name) if PARTIAL_NAME.fullmatch(path.name) else TILE_HASHES
+            if width < newest.width:
+                part = replace(newest, width=width)
+                repaired += _write_if_different(path, _encode_part(part, tree, read_newest))
+            elif width > newest.width:
+                path.unlink(missing_ok=True)  # no head covers it, or it is the rest of an interrupted write
+    for level in range(TILE_LEVEL_MAX + 1):
+        index = (size >> TILE_HEIGHT * level) // TILE_HASHES - 1
+        if index >= 0:
+            _drop_partials_of(folder, Tile(level, index, TILE_HASHES))
+    if size >= TILE_HASHES:
+        _drop_partials_of(folder, EntryBundle(size // TILE_HASHES - 1, TILE_HASHES))
+    return repaired
+
+
+def _list_partials(size: int) -> list[MirrorPart]:
+    """The files of a tree of this size that are not full: one bundle and one tile of each level at most."""
     parts: list[MirrorPart] = [EntryBundle(size // TILE_HASHES, size % TILE_HASHES)] if size % TILE_HASHES else []
     for level in range(TILE_LEVEL_MAX + 1):
         index, width = divmod(size >> TILE_HEIGHT * level, TILE_HASHES)
         parts += [Tile(level, index, width)] if width else []
-    return sum(_write_if_different(folder / part.path, _encode_part(part, tree, read)) for part in parts)
+    return parts
 
 
 def scrub_mirror(folder: Path, tree: LogTree, read: ReadLeaves, size: int) -> Iterator[int]:
     """Compare all full files with the database, and the database with the signed tree, piece by piece.
 
-    Yields how many files were written again; LocalError if the database does not hold what was signed.
+    Partial files that a full one replaced are removed, except those of the newest, see `_drop_partials`. Yields how
+    many files were written again; LocalError if the database does not hold what was signed.
     """
     for index in range(size // TILE_HASHES):
         first = index * TILE_HASHES
@@ -101,9 +143,14 @@ def scrub_mirror(folder: Path, tree: LogTree, read: ReadLeaves, size: int) -> It
         yield _write_if_different(folder / bundle.path, encode_bundle(leaves)) + _write_if_different(
             folder / tile.path, hashes
         )
+        if first + 2 * TILE_HASHES <= size:
+            _drop_partials_of(folder, bundle)
+            _drop_partials_of(folder, tile)
     for tile in list_new_tiles(0, size):
         if tile.level and tile.width == TILE_HASHES:
             yield int(_write_if_different(folder / tile.path, tree.encode_tile(tile)))
+            if (tile.index + 2) * TILE_HASHES <= size >> TILE_HEIGHT * tile.level:
+                _drop_partials_of(folder, tile)
 
 
 def _encode_part(part: MirrorPart, tree: LogTree, read: ReadLeaves) -> bytes:
@@ -134,7 +181,11 @@ def _drop_partials(folder: Path, old_size: int, new_size: int) -> None:
         ),
     ]
     for part in full:
-        shutil.rmtree(folder / f"{part.path}.p", ignore_errors=True)
+        _drop_partials_of(folder, part)
+
+
+def _drop_partials_of(folder: Path, full: MirrorPart) -> None:
+    shutil.rmtree(folder / f"{full.path}.p", ignore_errors=True)
 
 
 def _is_later(part: MirrorPart) -> bool:

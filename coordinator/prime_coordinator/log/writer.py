@@ -12,7 +12,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from prime_coordinator.config import LogWriterConfig
-from prime_coordinator.log.mirror import extend_mirror, rewrite_partials, scrub_mirror
+from prime_coordinator.log.mirror import extend_mirror, repair_partials, scrub_mirror
 from prime_coordinator.log.store import LogStore, StoredHead
 from prime_coordinator.log.tree import LogTree
 from prime_protocol.ledger.entries import HeadNoted
@@ -153,13 +153,12 @@ class LogWriter:
             await self._extend_mirror(await self._store_head(size), size)
 
     async def open_mirror(self) -> int:
-        """At start: sign a head over everything on disk and bring the mirror there; how many new files were wrong."""
+        """At start: sign a head over all entries on disk, bring the mirror there; how many partial files were wrong."""
         self.head_size = self.tree.mirrored
         read, size = self._store.read_blocking, self.size
         note = await self._store_head(size)
-        repaired = await asyncio.to_thread(rewrite_partials, self._mirror, self.tree, read, self.head_size)
         await self._extend_mirror(note, size)
-        return repaired
+        return await asyncio.to_thread(repair_partials, self._mirror, self.tree, read, size)
 
     async def scrub(self) -> int:
         """Compare the database with the tree and the mirror with the database, slowly; how many files were wrong."""

@@ -130,6 +130,49 @@ async def test_the_mirror_is_repaired_at_start(rig: Rig) -> None:
     assert check_mirror(rig.mirror) == 300
 
 
+def damage_partials(mirror: Path) -> list[Path]:
+    """Flip a bit of every partial file."""
+    paths = sorted(path for path in (mirror / "tile").rglob("*.p/*"))
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:-1] + bytes([path.read_bytes()[-1] ^ 1]))
+    return paths
+
+
+@pytest.mark.parametrize("is_head_lost", [False, True])
+async def test_damaged_partial_files_that_are_superseded_heal_at_start(rig: Rig, is_head_lost: bool) -> None:
+    leaves = make_leaves(300)
+    for start, stop in ((0, 109), (109, 200), (200, 270), (270, 290)):
+        rig.writer.enqueue(leaves[start:stop])
+        await rig.writer.flush()
+        await rig.writer.sign_head()
+    before = {path: path.read_bytes() for path in (rig.mirror / "tile").rglob("*.p/*")}
+    damaged = damage_partials(rig.mirror)
+    assert [path for path in damaged if path.match("entries/000.p/109")]
+    if is_head_lost:
+        (rig.mirror / "checkpoint").unlink()
+    _, tree = await recovered(rig)
+    again = make_rig(rig.store, rig.mirror, tree)
+    await again.writer.open_mirror()
+    left = {path: path.read_bytes() for path in (rig.mirror / "tile").rglob("*.p/*")}
+    assert left == {path: data for path, data in before.items() if "000.p" not in str(path) or "/1/" in str(path)}
+    again.writer.enqueue(leaves[290:])
+    await again.writer.flush()
+    await again.writer.sign_head()
+    assert check_mirror(rig.mirror) == 300
+
+
+async def test_the_scrub_removes_superseded_partial_files_that_a_crash_left(rig: Rig) -> None:
+    rig.writer.enqueue(make_leaves(600))
+    await rig.writer.flush()
+    await rig.writer.sign_head()
+    for name in ("tile/entries/000.p", "tile/0/000.p"):
+        (rig.mirror / name).mkdir()
+        (rig.mirror / name / "9").write_bytes(b"damaged")
+    await rig.writer.scrub()
+    assert not list(rig.mirror.rglob("000.p/9"))
+    assert check_mirror(rig.mirror) == 600
+
+
 # --- Recovery -------------------------------------------------------------------------------------------------------
 
 
