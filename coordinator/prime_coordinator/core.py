@@ -291,8 +291,11 @@ class Core:
             self.leases.record_settlement(run, submission, now_ms)
         for run, submission in self.audits.just_credited:
             self.leases.record_credit(run, submission)
+        for run, submission in self.audits.just_upheld:
+            self.leases.record_upheld_finding(run, submission)
         self.audits.just_settled.clear()
         self.audits.just_credited.clear()
+        self.audits.just_upheld.clear()
         if self.state.size > size:
             # An outcome or an expired lease may have been the last thing that a step waited for.
             for name in self.state.runs:

@@ -65,6 +65,8 @@ class AuditScheduler:
         """Whether an appeal against a slash may still come from the chain; the app sets it."""
         self.just_settled: list[tuple[RunId, SubmissionState]] = []
         self.just_credited: list[tuple[RunId, SubmissionState]] = []
+        self.just_upheld: list[tuple[RunId, SubmissionState]] = []
+        """Findings that were upheld: their slots are open again."""
         for name, run in entry_writer.state.runs.items():
             for submission in run.submissions:
                 self._recover(AuditCase.of(entry_writer.state, name, submission))
@@ -270,6 +272,7 @@ class AuditScheduler:
         self._close_round(case, now_ms)
         self._entry_writer.append_own(end, case.run_name, now_ms)
         if case.submission.outcome is Outcome.FRAUDULENT:
+            self.just_upheld.append((case.run_name, case.submission))
             # Its slots are open again: another accepted answer to them can be credited.
             for name in case.run.steps[case.submission.step].submissions:
                 other = case.run.submissions[name]

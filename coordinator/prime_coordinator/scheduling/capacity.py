@@ -69,6 +69,10 @@ class FreeSlots:
         for slot in slots:
             if not self._covers[slot]:
                 del self._covers[slot]
+        self.reopen(slots, is_gone)
+
+    def reopen(self, slots: range, is_gone: Callable[[int], bool]) -> None:
+        """Slots without a holder that are not gone become free: a holder left, or a credit was taken back."""
         freed = [slot for slot in slots if slot not in self._covers and not is_gone(slot)]
         cuts = [0, *(position + 1 for position, (a, b) in enumerate(pairwise(freed)) if b != a + 1), len(freed)]
         for start, stop in pairwise(cuts):

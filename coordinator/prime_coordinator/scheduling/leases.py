@@ -205,10 +205,17 @@ class LeaseScheduler:
         self._uncover(name, submission.step, submission.slots, now_ms)
 
     def record_credit(self, name: RunId, submission: SubmissionState) -> None:
-        """These slots are done for good."""
+        """These slots are done, unless a finding about them is upheld."""
         free = self._free.get((name, submission.step))
         if free is not None:
             free.close(submission.slots)
+
+    def record_upheld_finding(self, name: RunId, submission: SubmissionState) -> None:
+        """The credit was taken back. Without new leases the step would lack these slots for good."""
+        free = self._free.get((name, submission.step))
+        if free is not None:
+            known = self._run(name).steps[submission.step]
+            free.reopen(submission.slots, lambda slot: slot in known.held or slot in known.credited)
 
     def record_end(self, name: RunId, number: int, lease: LeaseState, now_ms: int) -> None:
         self._release(lease.node, name, number)

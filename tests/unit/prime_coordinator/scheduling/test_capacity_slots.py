@@ -84,3 +84,14 @@ def test_whatever_is_taken_and_given_back_every_slot_is_where_a_plain_count_says
             expected = sum(not count and slot not in gone for slot, count in enumerate(counts))
             assert len(free) == expected, seed
             assert all(free.count(slot) == count for slot, count in enumerate(counts)), seed
+
+
+def test_slots_whose_credit_was_taken_back_are_free_again_unless_held_or_gone() -> None:
+    free = FreeSlots(6, [], ())
+    free.take(6)
+    free.uncover(range(1, 6), {1, 2, 3, 4, 5}.__contains__)
+    free.close(range(1, 6))
+    assert len(free) == 0
+    free.reopen(range(6), {5}.__contains__)
+    assert free.take(6) == range(1, 5)
+    assert free.take(6) is None
