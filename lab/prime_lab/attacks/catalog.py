@@ -338,6 +338,14 @@ JUDGEMENT_ATTACKS = (
         "owner",
         gains="judges the files of its own owner",
     ),
+    _attack(
+        VALIDATOR,
+        "late-candidate",
+        "joins when the round of a draw is published, so that it or an accomplice is drawn",
+        HARMLESS,
+        "candidates",
+        gains="judges the files of an accomplice",
+    ),
 )
 """About who may be judged again and who judges, in the simulator."""
 

@@ -1,4 +1,4 @@
-"""Findings, true and false, and a validator that leaves its owner to judge that owner's files, in the simulator.
+"""Findings, true and false, and validators that leave an owner or join late to judge certain files, in the simulator.
 
 What a finding does to pay is not in any entry. The judges replay the log and look at the state around each finding.
 """
@@ -175,12 +175,37 @@ def draw_by_present_owners(state: LedgerState, name: Digest, left: set[NodeId]) 
     return drawn or ()
 
 
+# --- Candidates -----------------------------------------------------------------------------------------------------
+
+
+def judge_late_candidates(finished: FinishedWorld) -> AttackResult | None:
+    """A draw among all present validators would have named one that joined after the head; the draws did not."""
+    wrong, spared = 0, 0
+    for entry, state, _ in replay_log(finished):
+        if not isinstance(entry, e.AuditDrawn) or not entry.validators:
+            continue
+        run = state.runs[RUN]
+        before = run.submissions[entry.submission].candidates_before
+        late = {node for node, since in run.validators.items() if since >= before}
+        wrong += not late.isdisjoint(entry.validators)
+        run.submissions[entry.submission].candidates_before = state.size
+        spared += not late.isdisjoint(compute_draw(state, run, entry.submission, state.at_ms) or ())
+        run.submissions[entry.submission].candidates_before = before
+    if not wrong and not spared:
+        return None
+    told = f"{spared} draws among all would have named a validator that joined after the head, {wrong} did"
+    return make_result(AttackVerdict.HARMLESS, not wrong, told, "candidates")
+
+
 JUDGEMENT_SCENARIOS: dict[str, LedgerScenario] = {
     "found-after-the-draw": LedgerScenario(adversaries=("draw-grinder",), steps=10, finders=2, judge=judge_found),
     "false-finding": LedgerScenario(
         adversaries=("forger",), nodes=VALIDATOR_WORLD_NODES, malicious=0.0, false_finders=2, judge=judge_false_findings
     ),
     "revoked-owner-draw": LedgerScenario(adversaries=("leaver",), malicious=1.0, judge=judge_left_owners),
+    "late-candidate": LedgerScenario(
+        adversaries=("joiner",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_late_candidates
+    ),
 }
 
 

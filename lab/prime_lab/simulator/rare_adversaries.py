@@ -201,6 +201,23 @@ class OwnerLeaver(NodeBehavior):
             party.post(e.DelegationRevoked(node=party.node), None, key=owner)
 
 
+class DrawJoiner(NodeBehavior):
+    """A validator whose stake falls below the least one and rises again every few seconds, so that it often joins when
+    the round of a draw is published. If candidates were permuted together, each of its entries would draw again.
+    """
+
+    name = "joiner"
+    role = Role.VALIDATOR
+
+    def attack(self, party: "SimulatedNode") -> None:
+        core = party.world.host.core
+        if core is None or party.node not in core.state.nodes:
+            return
+        above_nano = core.state.get_stake(party.node) - party.world.host.history.terms.stake_min_nano
+        kind, amount_nano = (e.Unbonded, above_nano + 1) if above_nano >= 0 else (e.Staked, -above_nano)
+        party.post(kind(node=party.node, amount_nano=amount_nano), None, key=find_owner_key(party))
+
+
 def find_owner_key(party: "SimulatedNode") -> WalletKey | None:
     """An owner is named after the first of its nodes, and has at most four in a row."""
     if party.profile.delegation is None:
@@ -240,6 +257,7 @@ RARE_ADVERSARIES: tuple[type[NodeBehavior], ...] = (
     PersecutingValidator,
     VerdictWaiter,
     OwnerLeaver,
+    DrawJoiner,
     InformedForger,
     DrawLeaker,
     TwoKeyOwner,

@@ -126,7 +126,7 @@ def draw_audit(state: LedgerState, context: EntryContext, entry: AuditDrawn) -> 
     seed = compute_audit_seed(randomness=submission.randomness[1], submission=entry.submission)
     deadline_ms = context.at_ms + compute_verdict_ms(run.get_terms(submission), submission)
     if not expected:
-        submission.rounds, submission.randomness = UNDRAWN, None
+        submission.rounds, submission.randomness, submission.candidates_before = UNDRAWN, None, 0
         return
     drawn = {node: state.owners[node] for node in expected}
     submission.rounds = (*submission.rounds, AuditRoundState(drawn, seed, context.at_ms, deadline_ms))
@@ -166,7 +166,13 @@ def _draw_quorum(
         return is_present and unwanted.isdisjoint((node, *state.list_owners(node, at_ms)))
 
     drawn = draw_validators(
-        seed, run.validators, state.owners, excluded_owner=submission.owner, quorum=terms.quorum, is_fit=is_fit
+        seed,
+        run.validators,
+        state.owners,
+        candidates_before=submission.candidates_before,
+        excluded_owner=submission.owner,
+        quorum=terms.quorum,
+        is_fit=is_fit,
     )
     return drawn if len(drawn) == terms.quorum else None
 

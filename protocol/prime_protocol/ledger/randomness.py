@@ -114,32 +114,35 @@ def is_audited(seed: Digest, rate_bps: int) -> bool:
 
 def draw_validators(
     seed: Digest,
-    candidates: Sequence[NodeId],
+    candidates: Mapping[NodeId, int],
     owners: Mapping[NodeId, NodeId],
     *,
+    candidates_before: int,
     excluded_owner: NodeId,
     quorum: int,
     is_fit: Callable[[NodeId], bool] = lambda node: True,
 ) -> tuple[NodeId, ...]:
     """Up to `quorum` of the candidates in drawn order, one per owner, none of the excluded owner's, all of them fit.
 
-    Candidates must be sorted and unique, so that every party walks the same list. That is asserted only where the walk
-    steps, because it takes about `quorum` steps and a check of the whole list would take all of them.
+    `candidates` has the entry with which each validator joined. Those that joined at `candidates_before` or later may
+    have known the seed. They come last, in the order in which they joined, so they are drawn only if there are too few
+    others. Each candidate's place depends on the seed and its own key alone: a permutation of the list would let a
+    party that knows the seed draw again, by adding or removing any candidate.
     """
-    if not candidates:
-        return ()
-    order = KeyedPermutation(digest_fields("validators/1", seed), len(candidates))
+    key = digest_fields("validators/2", seed)
+
+    def rank(node: NodeId) -> tuple[int, bytes]:
+        since = candidates[node]
+        return (0 if since < candidates_before else since, sha256(key + node).digest())
+
     drawn: list[NodeId] = []
     used = {excluded_owner}
-    for place in range(len(candidates)):
+    for node in sorted(candidates, key=rank):
         if len(drawn) == quorum:
             break
-        index = order[place]
-        assert index == 0 or candidates[index - 1] < candidates[index], "candidates must be sorted and unique"
-        owner = owners[candidates[index]]
-        if owner not in used and is_fit(candidates[index]):
-            used.add(owner)
-            drawn.append(candidates[index])
+        if owners[node] not in used and is_fit(node):
+            used.add(owners[node])
+            drawn.append(node)
     return tuple(drawn)
 
 

@@ -95,3 +95,4 @@ def _set_draws(state: LedgerState, pending: PendingRound, entry: RoundRecorded, 
             run.awaiting_head.append(submission)
         else:
             run.submissions[submission].randomness = drawn
+            run.submissions[submission].candidates_before = pending.head_size

@@ -4,7 +4,6 @@ Data only. The rules that change it are in accounts.py, work.py, audits.py and r
 entries gets the same state, down to the last number.
 """
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
@@ -201,6 +200,8 @@ class SubmissionState:
     awaits_since: int = 0
     """Entry that asked for the next draw. A round that was fixed by a head without this entry is ignored: the author
     of an appeal or a finding could otherwise wait until it is published, and know its judges."""
+    candidates_before: int = 0
+    """Size of the head that fixed the round. Validators that joined later may have known the draw, and come last."""
     is_unwitnessed: bool = False
     """A head over it was not cosigned in time. Its audit is certain then: otherwise a coordinator that dislikes a
     draw could lose the cosignatures and draw again."""
@@ -323,8 +324,8 @@ class RunState:
     """What was earned after its step was paid; the next payout takes it along."""
     debts: Counter[StakeKey] = field(default_factory=Counter)
     """Verdicts that stood and are not paid, since others of the validator were refuted."""
-    validators: list[NodeId] = field(default_factory=list)
-    """Sorted: who may be drawn."""
+    validators: dict[NodeId, int] = field(default_factory=dict)
+    """Who may be drawn, and the entry with which each joined; in that order."""
     suspended: dict[NodeId, str] = field(default_factory=dict)
     """Nodes that get no work in this run, and why. Other runs do not see it."""
     records: dict[NodeId, RunRecord] = field(default_factory=dict)
@@ -354,7 +355,7 @@ class RunState:
     def await_head(self, name: Digest, index: int) -> None:
         """The next head that is noted fixes the round of the submission's next draw. `index`: the entry that asks."""
         submission = self.submissions[name]
-        submission.randomness, submission.awaits_since = None, index
+        submission.randomness, submission.awaits_since, submission.candidates_before = None, index, 0
         self.awaiting_head.append(name)
 
     def get_first_round(self, name: Digest) -> int:
@@ -462,7 +463,7 @@ class LedgerState:
             pending.submissions += [(name, submission) for submission in run.awaiting_head]
             pending.checkpoints += [(name, step) for step in run.awaiting_beacon]
             if run.awaiting_head:
-                pending.witnesses[name] = draw_witnesses(self.newest_randomness, name, run.validators)
+                pending.witnesses[name] = draw_witnesses(self.newest_randomness, name, sorted(run.validators))
             run.awaiting_head.clear()
             run.awaiting_beacon.clear()
 
@@ -503,15 +504,13 @@ class LedgerState:
     def refresh_validator(self, node: NodeId) -> None:
         """Put a node into, or take it out of, each run's list of who may be drawn."""
         for name, run in self.runs.items():
-            place = bisect_left(run.validators, node)
-            listed = run.validators[place : place + 1] == [node]
             wanted = (
                 name in self.nodes[node].runs
                 and node not in run.suspended
                 and self.can_validate(node, run.terms)
                 and not run.get_record(node).restake_nano
             )
-            if wanted and not listed:
-                run.validators.insert(place, node)
-            elif listed and not wanted:
-                del run.validators[place]
+            if wanted:
+                run.validators.setdefault(node, self.size)
+            else:
+                run.validators.pop(node, None)
