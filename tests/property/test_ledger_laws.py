@@ -278,6 +278,7 @@ class Witness:
                 case = self.cases[name]
                 assert author in set(self.world.run.terms.inspectors) - case.rulers
                 assert owners[author] not in {case.owner, *case.owners.values()}, "a party has decided"
+                assert case.finder not in (author, owners[author]), "the finder has decided"
                 case.rulers.add(author)
                 case.ruling = outcome
             case e.PaidOut():
@@ -388,7 +389,7 @@ class Witness:
                 assert found is not Outcome.FRAUDULENT
                 if case.is_bond_lost:
                     assert found is not None
-                    assert len(case.draws) > case.found_after, "nobody was asked"
+                    assert len(case.draws) > case.found_after or case.ruling is not None, "nobody was asked"
                     assert case.finder is not None
                     case.dismissed.add(case.finder)
                 case.finder, case.found_after, case.is_bond_lost = None, 0, False

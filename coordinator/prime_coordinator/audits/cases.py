@@ -61,8 +61,7 @@ class AuditCase:
     @property
     def finding(self) -> FindingState | None:
         """The one that is not decided yet."""
-        finding = self.run.findings.get(self.name)
-        return None if finding is None or finding.is_upheld else finding
+        return self.run.get_open_finding(self.name)
 
     @property
     def rounds(self) -> Sequence[AuditRoundState]:

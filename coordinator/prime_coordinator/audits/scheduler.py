@@ -271,6 +271,7 @@ class AuditScheduler:
             return
         self._close_round(case, now_ms)
         self._entry_writer.append_own(end, case.run_name, now_ms)
+        self._inspections.withdraw(case.run_name, case.name)
         if case.submission.outcome is Outcome.FRAUDULENT:
             self.just_upheld.append((case.run_name, case.submission))
             # Its slots are open again: another accepted answer to them can be credited.
@@ -280,10 +281,10 @@ class AuditScheduler:
                     self.mark_ready(case.run_name, name)
         self._conclude(case, now_ms)
 
-    def _advance_appeal(self, case: AuditCase, long_stop_ms: int, now_ms: int) -> None:
+    def _advance_appeal(self, case: AuditCase, ruling_until_ms: int, now_ms: int) -> None:
         """Draw the rounds of an appeal or a finding: the first at once, another when one is stuck.
 
-        Without judges an inspector is asked, about an appeal only.
+        Without judges an inspector is asked, which has time until `ruling_until_ms`.
         """
         if case.rounds and not needs_new_round(case.rounds, case.terms, now_ms):
             return
@@ -292,8 +293,7 @@ class AuditScheduler:
         elif case.submission.randomness is None:
             self._wait_for_head(case)
         elif not self._draw(case, now_ms):
-            if case.slash is not None:
-                self._inspections.request_ruling(case, long_stop_ms)
+            self._inspections.request_ruling(case, ruling_until_ms)
             self._set_timer(case, now_ms + AUDIT_RETRY_MS)
 
     def _wait_for_head(self, case: AuditCase) -> None:

@@ -222,13 +222,16 @@ class InspectionScheduler:
         """Ask every inspector that may decide this submission; the first ruling counts."""
         key, task = (case.run_name, case.name), case.make_task(deadline_ms, is_ruling=True)
         for node in case.run.terms.inspectors:
-            if may_rule(self._entry_writer.state, case.submission, node):
-                self._open.setdefault(node, {}).setdefault(key, task)
+            asked = self._open.get(node, {}).get(key)
+            # A ruling replaces an inspection of the same file: only the ruling has parties that wait for it.
+            if may_rule(self._entry_writer.state, case.run, case.name, node) and not (asked and asked.is_ruling):
+                self._open.setdefault(node, {})[key] = task
 
     def withdraw(self, run: RunId, name: Digest) -> None:
         """The submission is decided: no ruling is needed any more."""
         for tasks in self._open.values():
-            tasks.pop((run, name), None)
+            if (task := tasks.get((run, name))) is not None and task.is_ruling:
+                del tasks[(run, name)]
 
     def finish(self, case: AuditCase, now_ms: int) -> None:
         """A submission has its final outcome: perhaps schedule an inspection by a node that did not judge it."""

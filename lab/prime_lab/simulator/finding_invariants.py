@@ -33,19 +33,44 @@ def has_before(lines: list[LoggedEntry], other: LoggedEntry) -> bool:
 
 
 def every_finding_is_decided_by_its_votes(finished: FinishedWorld) -> Iterator[str]:
-    """Upheld where most judges said so by a quorum; else dismissed, and before its time is over only by a decision."""
+    """Upheld where an inspector ruled so, or most judges said so by a quorum; else dismissed, and before its time is
+    over only by a decision."""
     quorum, judgement_ms = finished.history.terms.quorum, finished.history.terms.judgement_ms
     for name, logged in finished.history.submissions.items():
         decided = finished.count_finding_votes(logged)
         for (filed, end), counted in zip(logged.list_findings(), decided, strict=True):
+            ruling = find_ruling(logged, filed, end)
             is_fraud = lead(counted.votes, Outcome.FRAUDULENT) >= quorum
+            if ruling is not None:
+                is_fraud = ruling.entry.outcome is Outcome.FRAUDULENT
+            is_judged = ruling is not None or counted.votes
             if end is None:
                 if finished.is_over:
                     yield f"the finding about {name} was never decided, with votes {counted}"
             elif isinstance(end.entry, e.FindingUpheld) is not is_fraud:
                 yield f"the finding about {name} ended with {type(end.entry).__name__}, with votes {counted}"
-            elif not is_fraud and not counted.votes and end.at_ms < filed.at_ms + judgement_ms:
+            elif not is_fraud and not is_judged and end.at_ms < filed.at_ms + judgement_ms:
                 yield f"the finding about {name} was dismissed before anybody had judged it"
+
+
+def find_ruling(logged: LoggedSubmission, filed: LoggedEntry, end: LoggedEntry | None) -> LoggedEntry | None:
+    """An inspector's ruling on a finding."""
+    return next((each for each in logged.ruled if end and filed.index < each.index < end.index), None)
+
+
+def findings_are_ruled_on_by_inspectors_without_part_in_them(finished: FinishedWorld) -> Iterator[str]:
+    """Named by the terms, and neither the finder nor a validator that was drawn for the file."""
+    history = finished.history
+    for name, logged in history.submissions.items():
+        for filed, end in logged.list_findings():
+            ruling = find_ruling(logged, filed, end)
+            if ruling is None:
+                continue
+            if ruling.author not in history.terms.inspectors:
+                yield f"{ruling.author} ruled on the finding about {name}, and is no inspector"
+            drawn = {node for line in logged.draws if line.index < ruling.index for node in line.entry.validators}
+            if ruling.author in drawn | {filed.author}:
+                yield f"{ruling.author} ruled on the finding about {name}, and is a party"
 
 
 def lead(votes: Counter[Outcome], outcome: Outcome) -> int:
@@ -58,8 +83,12 @@ def true_findings_are_upheld_and_false_ones_are_not(finished: FinishedWorld) -> 
     quorum = finished.history.terms.quorum
     for name, logged in finished.history.submissions.items():
         decided = finished.count_finding_votes(logged)
-        for (_, end), counted in zip(logged.list_findings(), decided, strict=True):
+        for (filed, end), counted in zip(logged.list_findings(), decided, strict=True):
             if end is None:
+                continue
+            if find_ruling(logged, filed, end) is not None:  # inspectors are honest here
+                if isinstance(end.entry, e.FindingUpheld) is not finished.is_forged(logged):
+                    yield f"an inspector ruled on the finding about {name}, and {type(end.entry).__name__} is wrong"
                 continue
             if isinstance(end.entry, e.FindingUpheld):
                 if not finished.is_forged(logged) and counted.dishonest < counted.honest + quorum:
@@ -88,8 +117,9 @@ def compute_bond_losses_nano(history: LogHistory) -> tuple[int, int]:
                 bond_nano: int = history.terms.finding_bond_nano
                 votes = Counter(v.entry.outcome for v in logged.verdicts if filed.index < v.index < end.index)
                 is_early = end.at_ms < filed.at_ms + history.terms.judgement_ms
-                least += bond_nano if is_early or is_clear(votes, history.terms.quorum) else 0
-                most += bond_nano if votes else 0
+                is_ruled = find_ruling(logged, filed, end) is not None
+                least += bond_nano if is_early or is_ruled or is_clear(votes, history.terms.quorum) else 0
+                most += bond_nano if votes or is_ruled else 0
     return least, most
 
 

@@ -14,6 +14,7 @@ from prime_lab.simulator.finding_invariants import (
     compute_bounty_nano,
     every_finding_is_decided_by_its_votes,
     findings_are_about_unpaid_accepted_work,
+    findings_are_ruled_on_by_inspectors_without_part_in_them,
     found_work_is_not_trained_on,
     true_findings_are_upheld_and_false_ones_are_not,
 )
@@ -398,6 +399,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     everything_is_decided,
     findings_are_about_unpaid_accepted_work,
     every_finding_is_decided_by_its_votes,
+    findings_are_ruled_on_by_inspectors_without_part_in_them,
     true_findings_are_upheld_and_false_ones_are_not,
     found_work_is_not_trained_on,
     finished_steps_are_paid_once,

@@ -239,6 +239,16 @@ DONE_MAX = 1_024
 a thousand in that time."""
 
 
+AuditAnswer = type[VerdictGiven] | type[Inspected] | type[RulingGiven]
+"""The entry that answers a task."""
+
+
+def get_answer(task: AuditTask) -> AuditAnswer:
+    if task.readers:
+        return Inspected
+    return RulingGiven if task.is_ruling else VerdictGiven
+
+
 class AuditAssignments:
     """A validator's audits."""
 
@@ -250,7 +260,8 @@ class AuditAssignments:
         self._at_once = at_once
         self._waiting: dict[Digest, AuditTask] = {}
         self._running: dict[Digest, AuditTask] = {}
-        self._done: dict[Digest, None] = {}
+        self._done: dict[tuple[Digest, AuditAnswer], None] = {}
+        """By what was asked: an inspector that has read a file again may later have to decide a finding about it."""
         self.committed: dict[Digest, PendingEntry] = {}
         """Verdicts that the log has the digest of, or will have: they are sent when the coordinator says so."""
         self.verdicts_given = 0
@@ -273,17 +284,18 @@ class AuditAssignments:
         for pending in (*state.pending, *state.committed):
             match pending.entry:
                 case VerdictGiven(receipt=receipt):
-                    self.mark_done(receipt.submission)
+                    self._mark_done(receipt.submission, VerdictGiven)
                 case Inspected(submission=name) | RulingGiven(submission=name):
-                    self.mark_done(name)
+                    self._mark_done(name, type(pending.entry))
         for pending in state.committed:
             self.keep_committed(pending)
 
     def reconcile(self, tasks: Iterable[AuditTask]) -> None:
         """Follows the coordinator's list, which may be older than the last verdicts."""
         listed = {task.submission: task for task in tasks}
-        busy = self._running.keys() | self._done.keys()
-        self._waiting = {name: task for name, task in listed.items() if name not in busy}
+        self._waiting = {
+            name: task for name, task in listed.items() if name not in self._running and self._is_new(task)
+        }
         self._failed = {name: known for name, known in self._failed.items() if name in listed}
 
     def advance(self, server_ms: int) -> list[Effect]:
@@ -309,7 +321,7 @@ class AuditAssignments:
         task = self._running.pop(submission, None)
         if task is None:
             return None
-        self.mark_done(submission)
+        self._mark_done(submission, get_answer(task))
         if task.readers:
             self.inspections_given += 1
             return PendingEntry(self._make_inspection(task, finding), self._run, task.deadline_ms)
@@ -378,8 +390,11 @@ class AuditAssignments:
             times, _ = self._failed.get(submission, (0, 0))
             self._failed[submission] = times + 1, server_ms + min(AUDIT_RETRY_MS_MAX, AUDIT_RETRY_MS << min(times, 10))
 
-    def mark_done(self, submission: Digest) -> None:
-        """A verdict was signed, now or before a restart."""
-        self._done[submission] = None
+    def _is_new(self, task: AuditTask) -> bool:
+        return (task.submission, get_answer(task)) not in self._done
+
+    def _mark_done(self, submission: Digest, answer: AuditAnswer) -> None:
+        """A verdict, an inspection or a ruling was signed, now or before a restart."""
+        self._done[(submission, answer)] = None
         if len(self._done) > DONE_MAX:
             del self._done[next(iter(self._done))]

@@ -93,18 +93,25 @@ def is_stuck(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> boo
 
 def awaits_ruling(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> bool:
     """Whether there is an inspector that can decide what validators could not, and still has time."""
-    submission, rounds = run.submissions[name], get_open_rounds(run, name)
-    is_early = at_ms < rounds[-1].deadline_ms + run.get_terms(submission).judgement_ms
-    return is_early and any(may_rule(state, submission, node) for node in run.terms.inspectors)
+    submission, finding = run.submissions[name], run.get_open_finding(name)
+    if finding is not None:
+        until_ms = finding.judged_until_ms
+    else:
+        until_ms = get_open_rounds(run, name)[-1].deadline_ms + run.get_terms(submission).judgement_ms
+    return at_ms < until_ms and any(may_rule(state, run, name, node) for node in run.terms.inspectors)
 
 
-def may_rule(state: LedgerState, submission: SubmissionState, inspector: NodeId) -> bool:
-    """Whether an inspector is at work, and neither it nor its owner made, judged or decided the submission before."""
+def may_rule(state: LedgerState, run: RunState, name: Digest, inspector: NodeId) -> bool:
+    """Whether an inspector is at work and no party: neither it nor its owner made, judged or decided the submission
+    before, or filed the finding about it."""
+    submission, finding = run.submissions[name], run.findings.get(name)
     known = state.nodes.get(inspector)
     if known is None or known.status is not NodeStatus.ACTIVE or inspector in submission.rulings:
         return False
-    owners = {submission.owner, *(owner for each in submission.rounds for owner in each.validators.values())}
-    return inspector not in (submission.node, *owners) and state.owners[inspector] not in owners
+    parties = {submission.owner, *(owner for each in submission.rounds for owner in each.validators.values())}
+    if finding is not None:
+        parties |= {finding.finder, finding.owner}
+    return inspector not in (submission.node, *parties) and state.owners[inspector] not in parties
 
 
 def draw_audit(state: LedgerState, context: EntryContext, entry: AuditDrawn) -> None:

@@ -3,7 +3,8 @@
 Most submissions are never drawn for audit, so a forged one may be accepted. Until its step is paid anyone can read the
 file and file a finding. While it is open only the units of that submission are held back. If judges agree, the
 submission is treated as any other fraudulent one: slash, appeal, execution; the finder then gets a share of the slash.
-Each rule checks everything first, then changes the state.
+Where too few validators are left to judge, an inspector decides (slashes.give_ruling): otherwise a false finding would
+cost nothing there, and a true one convict no node. Each rule checks everything first, then changes the state.
 """
 
 from collections import Counter
@@ -11,7 +12,7 @@ from typing import TypeVar
 
 from prime_protocol.constants import BASIS_POINTS, FINDINGS_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.ledger.audits import record_outcome, record_upheld, tally_outcome
+from prime_protocol.ledger.audits import is_clear, record_outcome, record_upheld, tally_outcome
 from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, FindingUpheld, Outcome
 from prime_protocol.ledger.rewards import compute_submission_units, earn
 from prime_protocol.ledger.state import EntryContext, FindingState, LedgerState, RunState, SubmissionState
@@ -110,6 +111,8 @@ def dismiss_finding(state: LedgerState, context: EntryContext, entry: FindingDis
     if outcome is None and context.at_ms < finding.judged_until_ms:
         raise RemoteError("submission", "the finding is not decided, and there is time left")
     submission = run.submissions[name]
+    # As for any accepted file: verdicts against a clear decision are refuted.
+    submission.is_refuting |= outcome is Outcome.ACCEPT and is_clear(run, name)
     if outcome is None:
         state.funds.refund_finding_bond(name)
     elif run.get_terms(submission).slash_to is SlashDestination.POOL and state.domain == EMBEDDED_DOMAIN:
@@ -150,7 +153,7 @@ def close_finding(state: LedgerState, run: RunState, name: Digest, *, is_execute
 
 
 def _get_undecided(run: RunState, name: Digest) -> FindingState:
-    finding = run.findings.get(name)
-    if finding is None or finding.is_upheld:
+    finding = run.get_open_finding(name)
+    if finding is None:
         raise RemoteError("submission", f"{name} has no open finding")
     return finding

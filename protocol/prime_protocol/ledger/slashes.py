@@ -85,13 +85,13 @@ def give_ruling(state: LedgerState, context: EntryContext, entry: RulingGiven) -
     """An inspector decides where validators stay split, or too few are left to ask."""
     run = state.run(context)
     submission, slash = run.submission(entry.submission), run.slashes.get(entry.submission)
-    is_open = submission.outcome is None or (slash is not None and slash.appealed_at_ms is not None)
+    is_open = submission.outcome is None or run.is_judged_again(entry.submission)
     if not is_open or submission.ruling is not None:
-        raise RemoteError("submission", f"{entry.submission} is decided, or no appeal is open")
+        raise RemoteError("submission", f"{entry.submission} is decided, and no appeal or finding is open")
     if context.author not in run.terms.inspectors:
         raise RemoteError("sender", f"is {context.author}, no inspector of this run")
-    if not may_rule(state, submission, context.author):
-        problem = f"{context.author} is not registered, or its owner had part in {entry.submission}"
+    if not may_rule(state, run, entry.submission, context.author):
+        problem = f"{context.author} is not active, or it or its owner is a party to {entry.submission}"
         raise RemoteError("sender", problem)
     if not is_stuck(state, run, entry.submission, context.at_ms) and not _is_overdue(slash, context.at_ms):
         raise RemoteError("submission", f"{entry.submission} can still be decided by validators")

@@ -365,10 +365,15 @@ class RunState:
 
     def is_judged_again(self, name: Digest) -> bool:
         """Whether an appeal or a finding about a settled submission is to be decided."""
-        slash, finding = self.slashes.get(name), self.findings.get(name)
+        slash = self.slashes.get(name)
         if slash is not None:
             return slash.appealed_at_ms is not None
-        return finding is not None and not finding.is_upheld
+        return self.get_open_finding(name) is not None
+
+    def get_open_finding(self, name: Digest) -> FindingState | None:
+        """The finding about a submission that is not decided yet."""
+        finding = self.findings.get(name)
+        return None if finding is None or finding.is_upheld else finding
 
     def slash(self, name: Digest) -> SlashState:
         if name not in self.slashes:

@@ -3,8 +3,8 @@
 import pytest
 
 from prime_coordinator.audits.validators import REASON_SILENT, REASON_WRONG
-from prime_coordinator.constants import GRACE_MS, MISS_WAIT_MS, MISSES_MAX, OVERTURNED_WAIT_MS
-from prime_protocol.constants import HEARTBEAT_MS, LOST_MS, REVEAL_MS, ROUNDS_MAX
+from prime_coordinator.constants import AUDIT_RETRY_MS, GRACE_MS, MISS_WAIT_MS, MISSES_MAX, OVERTURNED_WAIT_MS
+from prime_protocol.constants import BASIS_POINTS, HEARTBEAT_MS, LOST_MS, REVEAL_MS, ROUNDS_MAX
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role
 from prime_protocol.wire.ids import Digest
@@ -531,3 +531,64 @@ def test_an_inspector_is_asked_when_the_judges_of_an_appeal_take_too_long() -> N
     assert asked_to_decide(scene, name)
     decide(scene, name, ACCEPT)
     assert scene.submission(name).outcome is ACCEPT
+
+
+def found_scene(**changes: object) -> tuple[Scene, Digest]:
+    """Five validators, three of which have accepted a file, and a finding about it; an inspector is at work."""
+    scene = Scene.started(validators=5, vesting_ms=DAY_MS, **changes)
+    name = scene.work("ann")
+    scene.judge(name)
+    assert scene.submission(name).credited
+    scene.send("inspector", scene.world.registration("inspector", Role.RELAY))
+    gift = e.Deposited(account=scene.node("eve"), amount_nano=TERMS.finding_bond_nano, reference=Digest(bytes(32)))
+    scene.order(gift, None)
+    scene.send("eve", e.FindingFiled(submission=name, evidence=Digest(bytes(32)), reason=""))
+    scene.tick(SECOND_MS)
+    scene.tick(SECOND_MS)
+    return scene, name
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_an_inspector_upholds_a_finding_that_has_no_judges_and_the_finder_is_paid(is_restarted: bool) -> None:
+    scene, name = found_scene()
+    if is_restarted:
+        scene.restart()
+        scene.tick(SECOND_MS)
+    assert asked_to_decide(scene, name)
+    decide(scene, name, FRAUDULENT)
+    assert not asked_to_decide(scene, name)
+    assert (scene.written(e.FindingUpheld), scene.written(e.FindingDismissed)) == (
+        [e.FindingUpheld(submission=name)],
+        [],
+    )
+    assert name in scene.run.slashes
+    scene.tick(TERMS.appeal_ms)
+    bounty = SLASH * TERMS.bounty_share // BASIS_POINTS
+    assert scene.world.balance("eve") == TERMS.finding_bond_nano + bounty
+    assert scene.state.funds.burned_nano == SLASH - bounty
+
+
+@pytest.mark.parametrize("outcome", [ACCEPT, INVALID])
+def test_an_inspector_dismisses_a_finding_that_has_no_judges_and_the_bond_is_lost(outcome: Outcome) -> None:
+    scene, name = found_scene()
+    decide(scene, name, outcome)
+    assert (scene.written(e.FindingUpheld), scene.written(e.FindingDismissed)) == (
+        [],
+        [e.FindingDismissed(submission=name)],
+    )
+    assert scene.world.balance("eve") == 0
+    assert scene.submission(name).outcome is ACCEPT
+
+
+def test_no_inspector_is_asked_about_a_finding_whose_time_is_over_or_that_judges_decide() -> None:
+    scene, name = found_scene()
+    scene.tick(TERMS.judgement_ms)
+    assert scene.world.balance("eve") == TERMS.finding_bond_nano
+    assert not asked_to_decide(scene, name)
+    scene, name = found_scene()
+    for number in range(3):
+        scene.join(f"more-{number}", Role.VALIDATOR)
+    scene.tick(AUDIT_RETRY_MS)
+    scene.judge(name, says(*[FRAUDULENT] * 3))
+    assert scene.submission(name).outcome is FRAUDULENT
+    assert not asked_to_decide(scene, name)

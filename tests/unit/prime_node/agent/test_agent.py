@@ -51,6 +51,7 @@ from prime_protocol.ledger.entries import (
     NodeRegistered,
     Outcome,
     Role,
+    RulingGiven,
     Staked,
     Submitted,
     VerdictCommitted,
@@ -537,6 +538,23 @@ def test_an_inspection_ends_in_what_others_must_have_seen_and_in_no_verdict() ->
             reader: proofs for reader, proofs in seen.items() if proofs
         }
         assert [each.reader for each in sent.message.seen] == sorted([node("a"), node("b")])
+
+
+def test_an_inspector_that_has_read_a_file_again_rules_on_a_finding_about_it_once() -> None:
+    asked = replace(task(), readers=(ReadCoverage(node("a"), 0),))
+    before = FakeRunner(VALIDATOR)
+    before.heartbeat(audits=(asked,))
+    proofs = {node("a"): bytes(READ_PROOF_BYTES)}
+    before.post(AuditDone(before.pop(Audit)[0].task.submission, replace(FINDING, read_proofs=proofs)))
+    (inspected,) = before.sent(Inspected)
+    before.reply(inspected, EntryReply(index=1, at_ms=START_MS))
+    ruling = replace(task(), is_ruling=True)
+    before.heartbeat(audits=(ruling,))
+    before.post(AuditDone(before.pop(Audit)[0].task.submission, FINDING))
+    for runner in (before, FakeRunner(VALIDATOR, state=before.state())):
+        runner.heartbeat(audits=(ruling,))
+        assert runner.pop(Audit) == []
+    assert [sent.message.outcome for sent in before.sent(RulingGiven)] == [FINDING.outcome]
 
 
 def test_a_verdict_carries_only_its_own_authors_read_proof() -> None:

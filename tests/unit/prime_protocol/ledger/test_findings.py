@@ -1,16 +1,31 @@
-"""Findings: anyone may say that an accepted file is fraudulent before its pay has vested, and drawn judges decide."""
+"""Findings: anyone may say that an accepted file is fraudulent before its pay has vested, and drawn judges decide.
+
+Where too few judges are left an inspector does.
+"""
 
 from typing import Any
 
 import pytest
 
-from prime_protocol.constants import FINDINGS_MAX
+from prime_protocol.constants import FINDINGS_MAX, ROUNDS_MAX
 from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.audits import compute_draw
 from prime_protocol.ledger.entries import Outcome, Role, RunStatus
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.ledger.terms import SlashDestination, TrainOn
 from prime_protocol.wire.ids import Digest
-from support.ledger_network import DAY_MS, NETWORK, ON_CHAIN, RUN, SLASH, STAKE, TERMS, TOKEN, World
+from support.ledger_network import (
+    DAY_MS,
+    NETWORK,
+    ON_CHAIN,
+    PENALTY,
+    RUN,
+    SLASH,
+    STAKE,
+    TERMS,
+    TOKEN,
+    World,
+)
 
 ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 FINDING_BOND = TERMS.finding_bond_nano
@@ -321,3 +336,154 @@ def test_a_finding_that_judges_confirm_is_not_dismissed(world: World, forged: Di
     with world.refuses("submission"):
         world.dismiss(forged)
     world.uphold(forged)
+
+
+# --- Without judges -------------------------------------------------------------------------------------------------
+
+
+def start_small(*inspectors: str, **terms: Any) -> tuple[World, Digest]:
+    """A file that one quorum of five validators has accepted, so that no other quorum is left to judge it."""
+    named = tuple(sorted(map(World().id, inspectors or ("inspector",))))
+    options = {"vesting_ms": DAY_MS, "validators": 5, "validator_slash_nano": PENALTY, "inspectors": named, **terms}
+    world = World.started(**options)
+    world.deposit("eve", 20 * TOKEN)
+    name = world.settled("ann", ACCEPT)
+    world.credit(name)
+    for inspector in inspectors or ("inspector",):
+        world.register(inspector, Role.RELAY)
+    return world, name
+
+
+def test_a_ruling_upholds_a_finding_that_no_judges_are_left_for() -> None:
+    world, name = start_small()
+    accepted = world.readers(name)
+    with world.refuses("submission"):
+        world.rule(name, FRAUDULENT)  # there is no finding
+    world.file_finding("eve", name)
+    world.rule(name, FRAUDULENT)
+    with world.refuses("submission"):
+        world.rule(name, ACCEPT)  # it is decided
+    with world.refuses("submission"):
+        world.dismiss(name)
+    world.uphold(name)
+    world.propose(name)
+    world.wait(TERMS.appeal_ms)
+    world.execute(name)
+    assert world.balance("eve") == 20 * TOKEN + BOUNTY
+    assert world.stake_of("ann") == STAKE - SLASH
+    assert [world.score(validator, name) for validator in accepted] == [PENALTY] * 3, "they accepted a forgery"
+    assert world.state.funds.is_conserved()
+
+
+@pytest.mark.parametrize("outcome", [ACCEPT, INVALID])
+def test_a_ruling_dismisses_a_finding_and_the_bond_is_lost(outcome: Outcome) -> None:
+    world, name = start_small()
+    units = world.run.steps[0].units.copy()
+    world.file_finding("eve", name)
+    world.rule(name, outcome)
+    with world.refuses("submission"):
+        world.uphold(name)
+    world.dismiss(name)
+    assert world.balance("eve") == 20 * TOKEN - FINDING_BOND
+    assert (world.submission(name).outcome, world.submission(name).judged) == (ACCEPT, ACCEPT)
+    assert world.run.steps[0].units == units
+    with world.refuses("submission"):
+        world.file_finding("eve", name)
+    world.deposit("zoe", FINDING_BOND)
+    world.file_finding("zoe", name)
+    with world.refuses("sender"):  # it has decided once
+        world.rule(name, outcome)
+    assert world.state.funds.is_conserved()
+
+
+def test_no_party_to_a_finding_rules_on_it() -> None:
+    parties = ("eve", "clerk", "boss", "inspector")
+    world, name = start_small(*parties)
+    world.delegate("eve", "clerk")
+    world.delegate("boss", "eve")
+    world.file_finding("eve", name)
+    for party in ("eve", "clerk", "boss"):
+        with world.refuses("sender"):
+            world.rule(name, FRAUDULENT, by=party)
+    with world.refuses("sender"):
+        world.rule(name, FRAUDULENT, by="bob")
+    world.rule(name, FRAUDULENT)
+    world.uphold(name)
+    world.propose(name)
+    world.appeal("ann", name)
+    for party in ("eve", "clerk", "boss", "inspector"):  # the finder gains by a slash, the inspector has decided
+        with world.refuses("sender"):
+            world.rule(name, FRAUDULENT, by=party)
+
+
+def test_no_ruling_while_judges_can_be_asked_or_have_time(world: World, forged: Digest) -> None:
+    world.register("inspector", Role.RELAY)
+    world.file_finding("eve", forged)
+    with world.refuses("submission"):
+        world.rule(forged, FRAUDULENT)
+    world.draw(forged)
+    with world.refuses("submission"):
+        world.rule(forged, FRAUDULENT)
+
+
+def test_a_ruling_when_all_rounds_are_drawn(world: World, forged: Digest) -> None:
+    world.register("inspector", Role.RELAY)
+    world.file_finding("eve", forged)
+    world.judge(forged, FRAUDULENT, ACCEPT, ACCEPT)
+    with world.refuses("submission"):
+        world.rule(forged, ACCEPT)
+    submission = world.submission(forged)
+    first, last = submission.rounds[0], submission.rounds[-1]
+    submission.rounds = (first,) * (ROUNDS_MAX - 1) + (last,)
+    world.run.findings[forged].rounds_before = ROUNDS_MAX - 1
+    world.rule(forged, ACCEPT)
+    world.dismiss(forged)
+    assert world.balance("eve") == 20 * TOKEN - FINDING_BOND
+
+
+def split_finding(**terms: Any) -> tuple[World, Digest]:
+    """All judges of a finding have spoken and disagree; most accept."""
+    world = World.started(
+        vesting_ms=DAY_MS, validators=9, validator_slash_nano=PENALTY, audit_probation=1_000, slots_per_step=64, **terms
+    )
+    world.deposit("eve", 20 * TOKEN)
+    name = world.settled("ann", ACCEPT)
+    world.credit(name)
+    world.register("inspector", Role.RELAY)
+    world.file_finding("eve", name)
+    world.judge(name, FRAUDULENT, ACCEPT, ACCEPT)
+    return world, name
+
+
+def test_a_split_finding_waits_for_an_inspector_and_then_a_majority_dismisses_it() -> None:
+    world, name = split_finding()
+    until_ms = world.run.findings[name].judged_until_ms
+    world.wait(until_ms - 1 - world.now_ms)
+    with world.refuses("submission"):
+        world.dismiss(name)
+    world.wait(1)
+    world.dismiss(name)
+    assert world.balance("eve") == 20 * TOKEN - FINDING_BOND, "a silent inspector makes no false finding free"
+
+
+def test_a_judge_that_a_ruling_refutes_loses_stake() -> None:
+    world, name = split_finding()
+    submission = world.submission(name)
+    (wrong,) = (node for node, found in submission.rounds[-1].verdicts.items() if found is FRAUDULENT)
+    submission.is_refuting = False
+    world.rule(name, ACCEPT)
+    world.dismiss(name)
+    assert world.score(world.names[wrong], name) == PENALTY
+
+
+def test_without_an_inspector_a_finding_that_has_no_judges_is_free() -> None:
+    world, name = start_small()
+    world.coordinate(e.NodeStatusSet(node=world.id("inspector"), status=e.NodeStatus.BANNED, reason=""))
+    world.file_finding("eve", name)
+    world.note_head()
+    assert compute_draw(world.state, world.run, name, world.now_ms) is None
+    with world.refuses("sender"):
+        world.rule(name, ACCEPT)
+    world.wait(TERMS.judgement_ms)
+    world.dismiss(name)
+    assert world.balance("eve") == 20 * TOKEN
