@@ -40,7 +40,12 @@ def test_every_epoch_covers_the_task_set(beacon: Digest, tasks_total: int, epoch
 def test_draw_is_as_large_as_owners_allow(seed: Digest, owner_numbers: list[int], excluded: int, quorum: int) -> None:
     owners = {NodeId(bytes([0] * 19 + [i])): NodeId(bytes([9] * 19 + [o])) for i, o in enumerate(owner_numbers)}
     drawn = draw_validators(
-        seed, sorted(owners), owners, excluded_owner=NodeId(bytes([9] * 19 + [excluded])), quorum=quorum
+        seed,
+        {node: number for number, node in enumerate(owners)},
+        owners,
+        candidates_before=len(owners) // 2,
+        excluded_owner=NodeId(bytes([9] * 19 + [excluded])),
+        quorum=quorum,
     )
     eligible = set(owner_numbers) - {excluded}
     assert len(drawn) == min(quorum, len(eligible))

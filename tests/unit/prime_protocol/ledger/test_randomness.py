@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from hashlib import sha256
 from itertools import permutations
 from pathlib import Path
@@ -62,8 +63,9 @@ def test_audit_vectors_agree() -> None:
         assert is_audited(seed, case["rate_bps"]) == case["is_audited"]
         drawn = draw_validators(
             seed,
-            [NodeId.parse(text) for text in case["candidates"]],
+            {NodeId.parse(text): joined for text, joined in case["candidates"].items()},
             {NodeId.parse(text): NodeId.parse(owner) for text, owner in case["owners"].items()},
+            candidates_before=case["candidates_before"],
             excluded_owner=NodeId.parse(case["excluded_owner"]),
             quorum=case["quorum"],
         )
@@ -137,11 +139,28 @@ def test_rates_of_nothing_and_all_are_exact() -> None:
     assert all(is_audited(key(number), 10_000) for number in range(100))
 
 
+def draw(
+    seed: Digest,
+    candidates: Iterable[NodeId],
+    owners: Mapping[NodeId, NodeId],
+    *,
+    excluded: int = 99,
+    quorum: int,
+    late: Iterable[NodeId] = (),
+    is_fit: Callable[[NodeId], bool] = lambda name: True,
+) -> tuple[NodeId, ...]:
+    """A draw in which the late candidates joined after the head, in their order."""
+    joined = {**dict.fromkeys(candidates, 0), **{name: 10 + place for place, name in enumerate(late)}}
+    return draw_validators(
+        seed, joined, owners, candidates_before=10, excluded_owner=node(excluded), quorum=quorum, is_fit=is_fit
+    )
+
+
 def test_drawn_validators_have_different_owners_and_never_the_excluded_one() -> None:
     candidates = [node(number) for number in range(30)]
     owners = {candidate: node(100 + number % 6) for number, candidate in enumerate(candidates)}
     for number in range(200):
-        drawn = draw_validators(key(number), candidates, owners, excluded_owner=node(103), quorum=3)
+        drawn = draw(key(number), candidates, owners, excluded=103, quorum=3)
         assert len(drawn) == 3
         assert len({owners[validator] for validator in drawn}) == 3
         assert node(103) not in {owners[validator] for validator in drawn}
@@ -150,11 +169,9 @@ def test_drawn_validators_have_different_owners_and_never_the_excluded_one() -> 
 def test_draw_passes_over_those_who_are_not_fit_and_keeps_the_order_of_the_rest() -> None:
     candidates = [node(number) for number in range(30)]
     owners = {candidate: candidate for candidate in candidates}
-    everybody = draw_validators(BEACON, candidates, owners, excluded_owner=node(99), quorum=30)
+    everybody = draw(BEACON, candidates, owners, quorum=30)
     unfit = set(everybody[::2])
-    drawn = draw_validators(
-        BEACON, candidates, owners, excluded_owner=node(99), quorum=5, is_fit=lambda name: name not in unfit
-    )
+    drawn = draw(BEACON, candidates, owners, quorum=5, is_fit=lambda name: name not in unfit)
     assert drawn == everybody[1:10:2]
 
 
@@ -162,10 +179,10 @@ def test_draw_gives_fewer_when_owners_run_out() -> None:
     candidates = [node(number) for number in range(9)]
     owners = {candidate: node(100 + number % 3) for number, candidate in enumerate(candidates)}
     one_owner = dict.fromkeys(candidates, node(1))
-    assert len(draw_validators(BEACON, candidates, owners, excluded_owner=node(100), quorum=5)) == 2
-    assert draw_validators(BEACON, candidates, one_owner, excluded_owner=node(1), quorum=1) == ()
-    assert draw_validators(BEACON, [], {}, excluded_owner=node(1), quorum=3) == ()
-    assert draw_validators(BEACON, candidates, owners, excluded_owner=node(100), quorum=0) == ()
+    assert len(draw(BEACON, candidates, owners, excluded=100, quorum=5)) == 2
+    assert draw(BEACON, candidates, one_owner, excluded=1, quorum=1) == ()
+    assert draw(BEACON, [], {}, excluded=1, quorum=3) == ()
+    assert draw(BEACON, candidates, owners, excluded=100, quorum=0) == ()
 
 
 def test_every_candidate_is_drawn_equally_often() -> None:
@@ -173,24 +190,25 @@ def test_every_candidate_is_drawn_equally_often() -> None:
     owners = {candidate: candidate for candidate in candidates}
     seen: Counter[NodeId] = Counter()
     for number in range(1000):
-        seen.update(draw_validators(key(number), candidates, owners, excluded_owner=node(99), quorum=1))
+        seen.update(draw(key(number), candidates, owners, quorum=1))
     assert_even([seen[candidate] for candidate in candidates])
 
 
-def test_draw_looks_at_few_of_many_candidates() -> None:
-    looked: list[NodeId] = []
+@pytest.mark.parametrize("number", range(20))
+def test_a_candidate_that_leaves_or_joins_late_changes_nothing_for_the_others(number: int) -> None:
+    candidates = [node(each) for each in range(12)]
+    owners = {node(each): node(each) for each in range(40)}
+    drawn = draw(key(number), candidates, owners, quorum=3)
+    joined = [node(each) for each in range(20, 40)]
+    assert draw(key(number), candidates, owners, quorum=3, late=joined) == drawn
+    for leaver in set(candidates) - set(drawn):
+        assert draw(key(number), [each for each in candidates if each != leaver], owners, quorum=3) == drawn
+    left = [each for each in candidates if each != drawn[0]]
+    assert draw(key(number), left, owners, quorum=2) == drawn[1:], "the others move up in their order"
 
-    class Owners(dict[NodeId, NodeId]):
-        def __getitem__(self, candidate: NodeId) -> NodeId:
-            looked.append(candidate)
-            return candidate
 
-    draw_validators(BEACON, [node(number) for number in range(20_000)], Owners(), excluded_owner=node(0), quorum=5)
-    assert len(looked) == 5
-
-
-def test_candidates_out_of_order_are_our_bug() -> None:
-    candidates = [node(number) for number in range(20, 0, -1)]
-    owners = {candidate: candidate for candidate in candidates}
-    with pytest.raises(AssertionError, match="sorted"):
-        draw_validators(BEACON, candidates, owners, excluded_owner=node(99), quorum=5)
+def test_late_candidates_fill_up_in_the_order_in_which_they_joined() -> None:
+    owners = {node(each): node(each) for each in range(40)}
+    late = [node(each) for each in (31, 20, 25)]
+    drawn = draw(BEACON, [node(1), node(2)], owners, quorum=4, late=late)
+    assert (set(drawn[:2]), drawn[2:]) == ({node(1), node(2)}, (node(31), node(20)))
