@@ -23,6 +23,7 @@ from prime_lab.attacks.judgement_attacks import (
     JUDGEMENT_SCENARIOS,
     judge_false_findings,
     judge_found,
+    judge_late_candidates,
     judge_left_owners,
 )
 from prime_lab.attacks.ledger_attacks import (
@@ -96,6 +97,7 @@ def test_every_judge_is_tried() -> None:
         judge_forgers,
         judge_found,
         judge_grinders,
+        judge_late_candidates,
         judge_leaks,
         judge_left_owners,
         judge_persecutors,

@@ -260,7 +260,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             ),
             Patch(assignments.LeaseAssignments, "finish", "assert number not in self.answers", "pass"),
         ),
-        {"loss": 0.3, "node_crashes": 60},
+        {"loss": 0.2, "node_crashes": 60},
         "parties_saw_nothing_wrong",
     ),
 }

@@ -198,7 +198,9 @@ def judge_late_candidates(finished: FinishedWorld) -> AttackResult | None:
 
 
 JUDGEMENT_SCENARIOS: dict[str, LedgerScenario] = {
-    "found-after-the-draw": LedgerScenario(adversaries=("draw-grinder",), steps=10, finders=2, judge=judge_found),
+    "found-after-the-draw": LedgerScenario(
+        adversaries=("draw-grinder",), nodes=VALIDATOR_WORLD_NODES, steps=10, finders=2, judge=judge_found
+    ),
     "false-finding": LedgerScenario(
         adversaries=("forger",), nodes=VALIDATOR_WORLD_NODES, malicious=0.0, false_finders=2, judge=judge_false_findings
     ),

@@ -116,7 +116,7 @@ class LogHistory:
         """Of each node, those that it has left too."""
         self.registered: dict[NodeId, LoggedEntry] = {}
         self.staked: dict[NodeId, LoggedEntry] = {}
-        self.backed: set[tuple[NodeId, NodeId]] = set()
+        self.stake_nano: Counter[tuple[NodeId, NodeId]] = Counter()
         """Owner and node: whose stake was ever put behind which key."""
         self.drained: set[tuple[NodeId, RunId | None]] = set()
         self.heads: list[LoggedEntry] = []
@@ -244,9 +244,11 @@ class LogHistory:
             case e.DelegationRevoked(node=node):
                 if self.owners.get(node) == line.author:
                     self._set_owner(node, node)
-            case e.Staked(node=node):
+            case e.Staked(node=node, amount_nano=amount_nano):
                 self.staked.setdefault(node, line)
-                self.backed.add((line.author, node))
+                self.stake_nano[(line.author, node)] += amount_nano
+            case e.Unbonded(node=node, amount_nano=amount_nano):
+                self.stake_nano[(line.author, node)] -= amount_nano
             case e.NodeStatusSet(node=node, status=status, run=run):
                 (self.drained.discard if status is NodeStatus.ACTIVE else self.drained.add)((node, run))
             case e.RunCreated(terms=terms) | e.RunUpdated(terms=terms):
@@ -277,7 +279,7 @@ class LogHistory:
             node
             for node, registered in self.registered.items()
             if Role.VALIDATOR in registered.entry.roles
-            and (self.owners[node], node) in self.backed
+            and self.stake_nano[(self.owners[node], node)] >= self.terms.stake_min_nano
             and node not in drained
             and self.all_owners[node].isdisjoint(asked)
         ]
