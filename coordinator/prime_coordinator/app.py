@@ -18,7 +18,14 @@ from prime_coordinator.api.explorer import make_explorer
 from prime_coordinator.api.files import add_file_routes
 from prime_coordinator.api.metrics import CoordinatorMetrics, GossipMetrics
 from prime_coordinator.config import CoordinatorConfig
-from prime_coordinator.constants import RETRY_MS_MAX, SCRUB_MS, SNAPSHOT_CHECK_MS, SWEEP_MS
+from prime_coordinator.constants import (
+    ORPHANS_MS,
+    RETRY_MS_MAX,
+    SCRUB_MS,
+    SNAPSHOT_CHECK_MS,
+    SWEEP_MS,
+    UNFILED_CHECK_MS,
+)
 from prime_coordinator.core import Core
 from prime_coordinator.gossip.service import CoordinatorGossip
 from prime_coordinator.home import (
@@ -37,6 +44,8 @@ from prime_coordinator.log.snapshots import SnapshotWriter
 from prime_coordinator.log.store import LogStore, open_log_store
 from prime_coordinator.log.writer import LogWriter
 from prime_coordinator.randomness import OwnRounds, open_rounds
+from prime_coordinator.retention.file_table import FileTable
+from prime_coordinator.retention.sweeper import FileSweeper
 from prime_coordinator.settlement.interface import Settlement, open_settlement
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.messages import RELAY_POLL, RELAY_PUBLISH
@@ -139,8 +148,10 @@ class CoordinatorServer:
         self._rounds = open_rounds(state.randomness, config.randomness_urls, config.randomness, key_path, clock)
         intake = config.intake
         self._checkers = CheckerPool(count=intake.checkers, check_ms=intake.check_ms, memory_mb=intake.memory_mb_max)
-        self._submissions = SubmissionVerifier(self._checkers, objects, store, clock=clock, config=intake)
-        self._uploads = UploadReceiver(core, objects, store, clock=clock, config=intake)
+        self._files = files = FileTable(store, objects, core)
+        self._sweeper = FileSweeper(store, objects, files, clock)
+        self._submissions = SubmissionVerifier(self._checkers, objects, store, files, clock=clock, config=intake)
+        self._uploads = UploadReceiver(core, objects, files, clock=clock, config=intake)
         self._explorer = make_explorer(self, gossip.relay, objects, clock)
         mirror, entries = CoordinatorHome(config.folder).mirror, config.log_writer.snapshot_entries
         self._snapshots = SnapshotWriter(mirror, config.network_id, entries=entries)
@@ -188,6 +199,7 @@ class CoordinatorServer:
             gossip=gossip,
             clock=clock,
         )
+        await made._files.release_forgotten()
         CoordinatorMetrics(metrics, core, writer, settlement, config.limits.trusted_proxies).add_routes(http.app)
         GossipMetrics(metrics, gossip.relay, gossip.gossip_http)
         return made
@@ -200,7 +212,7 @@ class CoordinatorServer:
     async def commit(self) -> None:
         fresh = self.core.entry_writer.drain()
         if fresh:
-            self.writer.enqueue(fresh)
+            self.writer.enqueue(fresh, self.core.retention.drain())
         await self.writer.wait_for_size(self.core.state.size)
 
     # --- Routes -----------------------------------------------------------------------------------------------------
@@ -215,7 +227,8 @@ class CoordinatorServer:
         self.http.add(UPLOAD, self._uploads.get_target)
         handle_ms = self.config.intake.upload_ms
         self.http.add_upload("/objects/{digest}", UPLOAD, self._uploads.receive, handle_ms=handle_ms)
-        add_file_routes(self.http, mirror=CoordinatorHome(self.config.folder).mirror, objects=objects, store=self.log)
+        mirror = CoordinatorHome(self.config.folder).mirror
+        add_file_routes(self.http, mirror=mirror, objects=objects, store=self.log, files=self._files)
         if isinstance(self._rounds, OwnRounds):
             self._rounds.add_routes(self.http.app)
         add_operator_routes(self.http, self)
@@ -330,7 +343,9 @@ class CoordinatorServer:
             self.writer.sign_heads(),
             self._repeat(self.config.intervals.tick_ms, self.tick),
             self._repeat(self.config.intervals.tick_ms, self._record_due_rounds),
-            self._repeat(SWEEP_MS, self._uploads.sweep),
+            self._repeat(SWEEP_MS, self._sweeper.sweep),
+            self._repeat(ORPHANS_MS, self._sweeper.sweep_orphans),
+            self._repeat(UNFILED_CHECK_MS, self._uploads.forget_unfiled),
             self._repeat(SNAPSHOT_CHECK_MS, self._write_due_snapshot),
             self._scrub(),
             self._gossip.run(port),

@@ -3,6 +3,8 @@
 Numbers that the network agrees on are in prime_protocol.constants.
 """
 
+from prime_protocol.constants import LEASE_MS_MAX
+
 THROUGHPUT_MIN = 1.0
 """Lowest tokens per second assumed of a node."""
 
@@ -126,8 +128,26 @@ UPLOADS_KNOWN_MAX = 100_000
 UNCLAIMED_MS = 24 * 3_600_000
 """How long an uploaded file is kept without an entry that names it."""
 
-SWEEP_MS = 3_600_000
-"""Between two searches for files that no entry names."""
+SWEEP_MS = 1_000
+"""Between two deletions of files that are due."""
+
+SWEEP_FILES_MAX = 200
+"""Most files deleted at once: 17 million a day, where 10,000 nodes make 7 million."""
+
+SWEEP_RETRY_MS = 60_000
+"""After the object store refused a deletion."""
+
+DELETES_AT_ONCE = 16
+"""Deletions that a bucket works on at the same time."""
+
+ORPHANS_MS = 60_000
+"""Between two searches for objects without a row, each in the folder of one day."""
+
+ORPHANS_AFTER_MS = 3 * 24 * 3_600_000
+"""Age of a day whose folder is searched: no upload to it is under way any more."""
+
+UNFILED_CHECK_MS = 3_600_000
+"""Between two checks for evidence of findings that were not filed."""
 
 SNAPSHOT_CHECK_MS = 1_000
 """Between two looks whether a snapshot of the state is due."""
@@ -171,4 +191,6 @@ HEAD_GOSSIP_MS = 6_000
 PORT = 8440
 """Default port of `init`. Nodes store the address, so it must not change."""
 
-assert UNCLAIMED_MS > SWEEP_MS
+assert UNCLAIMED_MS >= LEASE_MS_MAX, "a file is kept until the last moment at which a submission can name it"
+assert ORPHANS_AFTER_MS > UNCLAIMED_MS
+assert SWEEP_FILES_MAX * 86_400_000 // SWEEP_MS >= 7_000_000, "the sweep keeps up with 10,000 nodes"

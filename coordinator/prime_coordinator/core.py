@@ -22,6 +22,7 @@ from prime_coordinator.intake.checks import Admission, ExpectedSubmission, find_
 from prime_coordinator.intervals import IntervalsConfig
 from prime_coordinator.operator_messages import OPERATOR_ENTRIES
 from prime_coordinator.payouts import PayoutScheduler
+from prime_coordinator.retention.schedule import RetentionSchedule
 from prime_coordinator.scheduling.eligibility import (
     Backoff,
     EligibilityRule,
@@ -112,6 +113,7 @@ class Core:
         self.inspections = InspectionScheduler(self.entry_writer, reputation, secret, inspect_share)
         self.audits = AuditScheduler(self.entry_writer, self._missed_verdicts, reputation, self.inspections, now_ms)
         self.updates = SubmissionUpdates(ledger)
+        self.retention = RetentionSchedule(ledger)
         self.payouts = PayoutScheduler(self.entry_writer, self.updates)
         self.entry_writer.on_own_entry = self._record_own
         self.head = b""
@@ -125,6 +127,7 @@ class Core:
 
     def _record_own(self, entry: Entry, run: RunId | None) -> None:
         self.updates.record(entry, run)
+        self.retention.record(entry, run)
         self.payouts.record(entry, run)
 
     # --- Requests ---------------------------------------------------------------------------------------------------
@@ -187,6 +190,7 @@ class Core:
         logged = self.entry_writer.append_received(payload, frame, now_ms)
         self.admission.charge_free(address_group, self.state.free_until_ms - whole_ms, now_ms)
         self.updates.record(entry, payload.run)
+        self.retention.record(entry, payload.run)
         self.admission.logged(owned, old_owner, address_group, now_ms)
         if payload.run is not None:
             self._apply_consequences(payload.run, sender, entry, lease, now_ms)

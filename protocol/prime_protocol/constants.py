@@ -581,6 +581,9 @@ LEASE_SLOTS_MAX = 4096
 LEASE_MS_MAX = 24 * 3_600_000
 """Longest lease, and so the longest time that a lost node can block its slots."""
 
+RETENTION_MS_MAX = 10 * 366 * 24 * 3_600_000
+"""Longest time that terms can demand for a file: ten years. A term that is never reached would fill every disk."""
+
 LINEAGE_MAX = 1500
 """Most submissions named by one checkpoint: 1,500 digests are 51 kB, and an entry may have 65,535 bytes."""
 

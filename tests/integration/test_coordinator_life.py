@@ -219,7 +219,8 @@ async def test_a_bad_file_goes_into_quarantine_and_the_next_one_is_taken(process
     objects = CoordinatorHome(process.config.folder).objects
     bad_digest = sha256(bad).hexdigest()
     assert (objects / "quarantine" / bad_digest[:2] / bad_digest).read_bytes() == bad
-    assert not (objects / "files" / bad_digest[:2] / bad_digest).exists()
+    (kept,) = (path for path in objects.glob("rollouts/*/*/*/*/*") if path.is_file())
+    assert kept.name == sha256(good).hexdigest()
 
 
 async def test_a_second_coordinator_in_one_folder_is_refused_by_name(process: CoordinatorProcess) -> None:

@@ -25,10 +25,21 @@ from prime_protocol.constants import (
     READ_FLOP_PER_US,
     READ_US_PER_TOKEN_MAX,
     READ_US_PER_TOKEN_MIN,
+    RETENTION_MS_MAX,
     TEMPERATURE_MAX,
 )
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.terms import ANY_MODEL_FILES, VESTING_MS, RunTerms, SlashDestination, TrainOn
+from prime_protocol.ledger.terms import (
+    ANY_MODEL_FILES,
+    CHECKPOINTS_KEPT_MS,
+    EVIDENCE_KEPT_MS,
+    ROLLOUTS_KEPT_MS,
+    SLASH_EVIDENCE_KEPT_MS,
+    VESTING_MS,
+    RunTerms,
+    SlashDestination,
+    TrainOn,
+)
 from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.ids import Digest, NodeId
@@ -164,6 +175,17 @@ class TermsConfig:
     """Bond of a finding, lost if judges do not agree with it."""
     bounty_share: Annotated[int, Between(0, BASIS_POINTS)] = 2_000
     """Share of an executed slash that goes to the account that filed the finding behind it, in basis points."""
+    rollouts_kept_ms: Annotated[int, Between(0, RETENTION_MS_MAX)] | None = None
+    """How long after its step was settled a rollout file is kept; longer where its case is open. At least vesting_ms,
+    judgement_ms, appeal_ms and long_stop_ms together. Unset: 7 days, or that least value."""
+    evidence_kept_ms: Annotated[int, Between(0, RETENTION_MS_MAX)] | None = None
+    """How long evidence that led to no slash is kept; the same least value. Unset: 30 days, or that value."""
+    slash_evidence_kept_ms: Annotated[int, Between(0, RETENTION_MS_MAX)] | None = None
+    """How long the evidence and the rollout file of a slash are kept after it has ended; at least as long as other
+    files. Unset: 366 days, or that value."""
+    checkpoints_kept_ms: Annotated[int, Between(0, RETENTION_MS_MAX)] | None = None
+    """How long after its step was settled the manifest of a checkpoint is kept; the same least value as for rollout
+    files. Unset: 30 days, or that value."""
 
 
 def read_terms(
@@ -256,6 +278,7 @@ def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
         values["validator_slash_nano"] = min(VALIDATOR_SLASH_NANO, config.stake_min_nano)
     if values["long_stop_ms"] is None:
         values["long_stop_ms"] = max(LONG_STOP_MS, config.judgement_ms)
+    _fill_retention(values)
     if values["read_us_per_token"] is None:
         values["read_us_per_token"] = compute_read_us_per_token(config.units_per_token)
     values["trainer"] = _parse_node("trainer", config.trainer)
@@ -269,6 +292,22 @@ def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
         return decode(RunTerms, encode(RunTerms(**values)))
     except RemoteError as error:
         raise ConfigError(f"{error.field.removeprefix('RunTerms.')} {error.problem}") from None
+
+
+def _fill_retention(values: dict[str, Any]) -> None:
+    """What the operator left out is the default, or the least that the other windows allow."""
+    least_ms = sum(values[name] for name in ("vesting_ms", "judgement_ms", "appeal_ms", "long_stop_ms"))
+    defaults = {
+        "rollouts_kept_ms": ROLLOUTS_KEPT_MS,
+        "evidence_kept_ms": EVIDENCE_KEPT_MS,
+        "checkpoints_kept_ms": CHECKPOINTS_KEPT_MS,
+    }
+    for name, kept_ms in defaults.items():
+        if values[name] is None:
+            values[name] = max(kept_ms, least_ms)
+    if values["slash_evidence_kept_ms"] is None:
+        others_ms = max(values["rollouts_kept_ms"], values["evidence_kept_ms"])
+        values["slash_evidence_kept_ms"] = max(SLASH_EVIDENCE_KEPT_MS, others_ms)
 
 
 def compute_read_us_per_token(units_per_token: int) -> int:

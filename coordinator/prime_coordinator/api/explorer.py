@@ -14,8 +14,9 @@ from prime_coordinator.constants import STATUS_MS
 from prime_coordinator.core import Core
 from prime_coordinator.gossip.relay import GossipRelay
 from prime_coordinator.home import CoordinatorHome
-from prime_coordinator.intake.uploads import file_key
 from prime_coordinator.log.store import ROWS_MAX
+from prime_coordinator.retention.file_rows import StoredFile
+from prime_coordinator.retention.file_table import FileTable
 from prime_coordinator.scheduling.eligibility import NodePhase
 from prime_coordinator.settlement.files import ChainFiles
 from prime_explorer.app import Explorer
@@ -247,15 +248,23 @@ class StoredFiles:
     def __init__(self, context: AppContext, objects: ObjectStore) -> None:
         self._context = context
         self._objects = objects
+        self._files = FileTable(context.log, objects, context.core)
 
     async def read(self, digest: Digest, bytes_max: int) -> bytes | None:
         """None if the log does not name it. Its digest was verified at upload."""
         if not await self._context.log.is_subject(digest):
             return None
+        found = await self._files.find_or_rebuild(digest)
+        if not isinstance(found, StoredFile):
+            return None
         try:
-            return await self._objects.get(file_key(digest), bytes_max=bytes_max)
+            return await self._objects.get(found.key, bytes_max=bytes_max)
         except (ObjectMissing, RemoteError):
             return None  # gone, or longer than wanted
+
+    async def find_expired(self, digests: Sequence[Digest]) -> dict[Digest, int]:
+        """When each of these files expired; those that did not are missing."""
+        return await self._files.find_expired(list(digests))
 
 
 def open_models(folders: tuple[Path, ...]) -> tuple[ModelFiles, ...]:

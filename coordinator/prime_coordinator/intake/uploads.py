@@ -19,6 +19,7 @@ from prime_coordinator.constants import (
     FINDING_BYTES_MAX,
     FINDINGS_UNFILED_MAX,
     QUARANTINE_FILES_MAX,
+    RETRY_MS,
     UNCLAIMED_MS,
     UPLOADS_KNOWN_MAX,
     UPLOADS_PER_GRANT_MAX,
@@ -27,6 +28,9 @@ from prime_coordinator.core import Core
 from prime_coordinator.intake.checker import CheckerPool, CheckJob
 from prime_coordinator.intake.checks import ExpectedSubmission
 from prime_coordinator.log.store import LogStore, QuarantinedFile
+from prime_coordinator.retention.file_rows import ExpiredFile, StoredFile
+from prime_coordinator.retention.file_table import FileTable
+from prime_coordinator.retention.object_names import KIND_OF_PURPOSE, get_day, make_key
 from prime_protocol.constants import DATASET_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Submitted
@@ -46,14 +50,6 @@ from prime_runtime.redaction import escape
 log = logging.getLogger(__name__)
 
 
-FILES_PREFIX = "files"
-"""Where the object store keeps files of nodes."""
-
-
-def file_key(digest: Digest) -> str:
-    return content_key(FILES_PREFIX, digest)
-
-
 def check_upload(core: Core, caller: Caller, upload: UploadRequest, bytes_max: int) -> None:
     """Only a node that is about to name such a file in an entry may upload it."""
     if upload.size_bytes > bytes_max:
@@ -69,6 +65,19 @@ def check_upload(core: Core, caller: Caller, upload: UploadRequest, bytes_max: i
             _forbid(f"the lease {upload.lease} is not open, or not yours")
     elif caller.sender != run.terms.trainer:
         _forbid("you are not the run's trainer")
+
+
+def get_about_ms(core: Core, caller: Caller, upload: UploadRequest, now_ms: int) -> int:
+    """When the lease was granted that a file is about: its name has that day. For a manifest, which has none, now."""
+    assert caller.run is not None, "check_upload refuses it"
+    run = core.state.runs[caller.run]
+    if upload.submission is not None:
+        return run.submissions[upload.submission].leased_at_ms
+    return now_ms if upload.lease is None else run.leases[upload.lease].granted_at_ms
+
+
+def _make_key(upload: UploadRequest, about_ms: int) -> str:
+    return make_key(KIND_OF_PURPOSE[upload.purpose], get_day(about_ms), upload.digest)
 
 
 def _forbid(problem: str) -> NoReturn:
@@ -104,15 +113,14 @@ class UploadReceiver:
     """Receives files, or names the URL to upload them to."""
 
     def __init__(
-        self, core: Core, objects: ObjectStore, store: LogStore, *, clock: Clock, config: IntakeConfig
+        self, core: Core, objects: ObjectStore, files: FileTable, *, clock: Clock, config: IntakeConfig
     ) -> None:
         self._core = core
         self._objects = objects
-        self._store = store
+        self._files = files
         self._clock = clock
         self._config = config
         self._counts: OrderedDict[tuple[str, NodeId, object], int] = OrderedDict()
-        self._recent: dict[Digest, int] = {}
         self._unfiled: dict[NodeId, dict[Digest, int]] = {}
         """Submissions about which an account uploaded evidence and filed no finding yet, with the time."""
         self._verified: OrderedDict[Digest, None] = OrderedDict()
@@ -121,27 +129,35 @@ class UploadReceiver:
     async def get_target(self, caller: Caller, upload: UploadRequest) -> UploadReply:
         """Where to send this file; nowhere if the store has it. A key that exists is never presigned."""
         check_upload(self._core, caller, upload, self._config.upload_bytes_max)
-        if await self._is_stored(upload):
+        about_ms = get_about_ms(self._core, caller, upload, self._clock.now_ms())
+        if await self._find_stored(upload, about_ms) is not None:
             return UploadReply(stored=True, url="")
+        if not await self._presign(_make_key(upload, about_ms), upload):
+            return UploadReply(stored=False, url="")
+        self._count(caller, upload)
+        file = await self._announce(upload, about_ms)  # it may have another name from an earlier announcement
+        return UploadReply(stored=False, url=await self._presign(file.key, upload))
+
+    async def _presign(self, key: str, upload: UploadRequest) -> str:
+        """Empty if the store cannot."""
         expires_s = max(1, self._config.upload_ms // 1000)
-        url = await self._objects.presign_put(file_key(upload.digest), digest=upload.digest, expires_s=expires_s)
-        if url:
-            self._count(caller, upload)
-        return UploadReply(stored=False, url=url or "")
+        return await self._objects.presign_put(key, digest=upload.digest, expires_s=expires_s) or ""
 
     async def receive(self, caller: Caller, upload: UploadRequest, request: web.Request) -> UploadReply:
         """Stream the file to the store; it is kept only if its digest and size are as announced."""
         check_upload(self._core, caller, upload, self._config.upload_bytes_max)
         if request.match_info["digest"] != str(upload.digest):
             raise RemoteError("digest", "is not the one in the path")
-        if await self._is_stored(upload):
+        about_ms = get_about_ms(self._core, caller, upload, self._clock.now_ms())
+        if await self._find_stored(upload, about_ms) is not None:
             return UploadReply(stored=True, url="")
         self._count(caller, upload)
+        file = await self._announce(upload, about_ms)
         chunks = read_body_chunks(
             request, bytes_max=upload.size_bytes, read_ms=self._config.upload_ms, clock=self._clock
         )
         await self._objects.put(
-            file_key(upload.digest),
+            file.key,
             chunks,
             bytes_max=self._config.upload_bytes_max,
             size_bytes=upload.size_bytes,
@@ -149,30 +165,43 @@ class UploadReceiver:
         )
         return UploadReply(stored=True, url="")
 
-    async def sweep(self) -> int:
-        """Delete files that no entry has named for a day; returns how many."""
-        horizon_ms, deleted = self._clock.now_ms() - UNCLAIMED_MS, 0
-        self._recent = {digest: at_ms for digest, at_ms in self._recent.items() if at_ms >= horizon_ms}
+    async def forget_unfiled(self) -> None:
+        """Evidence of findings that were not filed is deleted by now, so it counts no longer."""
+        horizon_ms = self._clock.now_ms() - UNCLAIMED_MS
         for account, waiting in list(self._unfiled.items()):
             self._unfiled[account] = {name: at_ms for name, at_ms in waiting.items() if at_ms >= horizon_ms}
             if not self._unfiled[account]:
                 del self._unfiled[account]
-        async for listed in self._objects.list(FILES_PREFIX):
-            digest = Digest(bytes.fromhex(listed.key.rpartition("/")[2]))
-            if digest not in self._recent and not await self._store.is_subject(digest):
-                await self._objects.delete(listed.key)
-                deleted += 1
-        if deleted:
-            log.info("deleted %d files that no entry names", deleted)
-        return deleted
 
-    async def _is_stored(self, upload: UploadRequest) -> bool:
+    async def _announce(self, upload: UploadRequest, about_ms: int) -> StoredFile:
+        """The row exists before the object does, so no crash leaves an object that nothing finds."""
+        return await self._files.announce(
+            upload.digest,
+            KIND_OF_PURPOSE[upload.purpose],
+            size_bytes=upload.size_bytes,
+            about_ms=about_ms,
+            now_ms=self._clock.now_ms(),
+        )
+
+    async def _find_stored(self, upload: UploadRequest, about_ms: int) -> StoredFile | None:
+        """The file, if the store has it, verified. It is kept for as long as after an upload."""
+        found = await self._files.find(upload.digest)
+        if isinstance(found, ExpiredFile) and found.is_pending:
+            problem = "is being deleted; send it again in a moment"
+            raise RefusalError(RefusalCode.OVERLOADED, "digest", problem, retry_after_ms=RETRY_MS)
+        # Without a row the object may still be there: after a restore from a mirror beside a bucket.
+        key = found.key if isinstance(found, StoredFile) else _make_key(upload, about_ms)
+        if not await self._is_stored(key, upload):
+            return None
+        return await self._announce(upload, about_ms)
+
+    async def _is_stored(self, key: str, upload: UploadRequest) -> bool:
         """The store has this file, verified.
 
         A folder verifies what it writes. A bucket receives uploads directly, and one that ignores the signed checksum
         may hold other bytes: those are deleted, so that the honest file can take the key.
         """
-        key, digest = file_key(upload.digest), upload.digest
+        digest = upload.digest
         try:
             if self._objects.local_path(key) is not None or digest in self._verified:
                 return await self._objects.size(key) == upload.size_bytes
@@ -209,7 +238,6 @@ class UploadReceiver:
         """A lease, an audit task or a finding entitles to a few files only, so that no account can fill the disk."""
         if upload.submission is not None and not is_judge(self._core, caller.sender, upload.submission):
             self._count_unfiled(caller.sender, upload.submission)
-        self._recent[upload.digest] = self._clock.now_ms()
         if upload.purpose is UploadPurpose.MANIFEST:
             return
         grant = (str(caller.run), caller.sender, upload.submission or upload.lease)
@@ -234,22 +262,32 @@ class SubmissionVerifier:
     """Fetches a submission's file and has it checked."""
 
     def __init__(
-        self, checkers: CheckerPool, objects: ObjectStore, store: LogStore, *, clock: Clock, config: IntakeConfig
+        self,
+        checkers: CheckerPool,
+        objects: ObjectStore,
+        store: LogStore,
+        files: FileTable,
+        *,
+        clock: Clock,
+        config: IntakeConfig,
     ) -> None:
         self._checkers = checkers
         self._objects = objects
         self._store = store
+        self._files = files
         self._clock = clock
         self._config = config
 
     async def check(self, caller: Caller, entry: Submitted, expected: ExpectedSubmission) -> None:
         """Return if the entry's file is good. RemoteError: it is missing. BadFile: it is bad. LocalError: our fault."""
-        key = file_key(entry.receipt.file_digest)
-        await self._check_size(key, entry)
+        file = await self._files.find(entry.receipt.file_digest)
+        if not isinstance(file, StoredFile):
+            raise RemoteError("receipt.file_digest", "names no uploaded file; upload it first")
+        await self._check_size(file.key, entry)
         try:
-            await self._check_content(key, entry, expected)
+            await self._check_content(file.key, entry, expected)
         except RemoteError as error:
-            await self._quarantine(caller, entry, error)
+            await self._quarantine(caller, entry, file.key, error)
             raise BadFile(error.field, error.problem) from None
 
     async def _check_size(self, key: str, entry: Submitted) -> None:
@@ -288,7 +326,7 @@ class SubmissionVerifier:
             copy.flush()
             yield Path(copy.name)
 
-    async def _quarantine(self, caller: Caller, entry: Submitted, error: RemoteError) -> None:
+    async def _quarantine(self, caller: Caller, entry: Submitted, key: str, error: RemoteError) -> None:
         digest = entry.receipt.file_digest
         log.info("refused the file of %s: %s", caller.sender, error, extra={"file": digest})
         await self._store.add_refused(
@@ -304,13 +342,13 @@ class SubmissionVerifier:
         )
         if await self._store.is_subject(digest):
             return  # another entry names it
-        key = file_key(digest)
         if await self._count_kept() < QUARANTINE_FILES_MAX:
             chunks = self._objects.stream(key, bytes_max=self._config.upload_bytes_max)
             await self._objects.put(
                 content_key(QUARANTINE_PREFIX, digest), chunks, bytes_max=self._config.upload_bytes_max
             )
         await self._objects.delete(key)
+        await self._files.remove(digest)
 
     async def _count_kept(self) -> int:
         count = 0

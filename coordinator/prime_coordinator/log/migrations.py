@@ -70,6 +70,59 @@ quarantine = Table(
 )
 """Refused files, and why."""
 
+files = Table(
+    "files",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("day", BigInteger, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("until_ms", BigInteger, nullable=False),
+    Column("due_ms", BigInteger),
+    Index("files_by_due", "due_ms"),
+)
+"""Files of nodes in the object store: where each is, and when it may be deleted. NULL: not while a step holds it."""
+
+file_holds = Table(
+    "file_holds",
+    metadata,
+    Column("run", Text, primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("digest", Text, primary_key=True),
+    Column("submission", Text, primary_key=True),
+    Index("file_holds_by_digest", "digest"),
+)
+"""The steps that hold a file; see retention/schedule.py."""
+
+expired_files = Table(
+    "expired_files",
+    metadata,
+    Column("digest", Text, primary_key=True),
+    Column("kind", Text, nullable=False),
+    Column("day", BigInteger, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("at_ms", BigInteger, nullable=False),
+    Column("is_pending", Integer, nullable=False),
+)
+Index(
+    "expired_files_pending",
+    expired_files.c.digest,
+    sqlite_where=expired_files.c.is_pending == 1,
+    postgresql_where=expired_files.c.is_pending == 1,
+)
+"""Files that are gone, and when. Pending: the object may still be there, because the process was killed."""
+
+file_totals = Table(
+    "file_totals",
+    metadata,
+    Column("reason", Text, primary_key=True),
+    Column("due_day", BigInteger, primary_key=True, autoincrement=False),
+    Column("files", BigInteger, nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+)
+"""Sums over `files`, changed in the same transactions; the day of no due time is -1."""
+
 meta = Table(
     "meta",
     metadata,
@@ -105,7 +158,18 @@ def _create_quarantine(connection: Connection) -> None:
     quarantine.create(connection)
 
 
-MIGRATIONS: tuple[Callable[[Connection], None], ...] = (_create_log, _create_subjects, _create_quarantine)
+def _create_files(connection: Connection) -> None:
+    """4: where files of nodes are, and when they are due."""
+    for table in (files, file_holds, expired_files, file_totals):
+        table.create(connection)
+
+
+MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
+    _create_log,
+    _create_subjects,
+    _create_quarantine,
+    _create_files,
+)
 
 SQLITE_GUARDS = (
     "CREATE TRIGGER entries_stay BEFORE UPDATE ON entries BEGIN SELECT RAISE(ABORT, 'the log is append-only'); END",

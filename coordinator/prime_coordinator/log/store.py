@@ -16,6 +16,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import SQLAlchemyError
 
 from prime_coordinator.log.migrations import entries, heads, migrate, quarantine, subjects
+from prime_coordinator.retention.file_rows import apply_changes
+from prime_coordinator.retention.schedule import FileChange
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entry_index import EntryKeys
 from prime_protocol.wire.ids import Digest, NodeId, RunId
@@ -86,9 +88,20 @@ class LogStore:
 
     # --- Writing ----------------------------------------------------------------------------------------------------
 
-    async def append(self, first_index: int, leaves: Sequence[bytes], keys: Sequence[EntryKeys]) -> None:
-        """Append these entries in one transaction; they are on disk when this returns."""
-        await self._write(lambda connection: append_entries(connection, first_index, leaves, keys))
+    async def append(
+        self,
+        first_index: int,
+        leaves: Sequence[bytes],
+        keys: Sequence[EntryKeys],
+        changes: Sequence[FileChange] = (),
+    ) -> None:
+        """Append these entries, with what they change about files, in one transaction; all is on disk then."""
+
+        def write(connection: Connection) -> None:
+            append_entries(connection, first_index, leaves, keys)
+            apply_changes(connection, changes)
+
+        await self._write(write)
 
     async def add_head(self, head: StoredHead) -> None:
         def write(connection: Connection) -> None:
@@ -180,6 +193,14 @@ class LogStore:
         self._writer.shutdown()
         self._readers.shutdown()
         self._engine.dispose()
+
+    async def write(self, work: Callable[[Connection], T]) -> T:
+        """Run a transaction that writes, in the one thread that does."""
+        return await self._write(work)
+
+    async def query(self, work: Callable[[Connection], T]) -> T:
+        """Run a transaction that only reads."""
+        return await self._read(work)
 
     # --- Threads ----------------------------------------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ that is not. If a write fails, this process is ahead of the disk and must end; t
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -15,6 +15,7 @@ from prime_coordinator.config import LogWriterConfig
 from prime_coordinator.log.mirror import extend_mirror, repair_partials, scrub_mirror
 from prime_coordinator.log.store import LogStore, StoredHead
 from prime_coordinator.log.tree import LogTree
+from prime_coordinator.retention.schedule import FileChange
 from prime_protocol.ledger.entries import HeadNoted
 from prime_protocol.ledger.entry_index import compute_entry_keys
 from prime_protocol.log import merkle
@@ -57,6 +58,8 @@ class LogWriter:
         self._config = config
         self._on_head = on_head
         self._queue: deque[bytes] = deque()
+        self._changes: deque[FileChange] = deque()
+        """What queued entries change about files, written with them."""
         self._queued = asyncio.Event()
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
         self.failure: Exception | None = None
@@ -70,9 +73,10 @@ class LogWriter:
         """Entries on disk."""
         return self.tree.size
 
-    def enqueue(self, leaves: list[bytes]) -> None:
-        """Queue the next entries; `wait_for_size` returns when they are on disk."""
+    def enqueue(self, leaves: list[bytes], changes: Sequence[FileChange] = ()) -> None:
+        """Queue the next entries, with what they change about files; `wait_for_size` returns when they are on disk."""
         self._queue.extend(leaves)
+        self._changes.extend(changes)
         self._queued.set()
 
     async def wait_for_size(self, size: int) -> None:
@@ -104,12 +108,19 @@ class LogWriter:
             count = min(len(self._queue), self._config.batch_entries_max)
             batch = [self._queue.popleft() for _ in range(count)]
             keys = [compute_entry_keys(leaf) for leaf in batch]
-            await self._store.append(self.size, batch, keys)
+            await self._store.append(self.size, batch, keys, self._take_changes(self.size + count))
             self._noted += [self.size + place for place, key in enumerate(keys) if key.kind == HeadNoted.__name__]
             self.tree.append_many([compute_leaf_hash(leaf) for leaf in batch])
             self._wake()
             if self._noted or self.size - self.head_size >= self._config.head_entries_max:
                 self._head_due.set()
+
+    def _take_changes(self, size: int) -> list[FileChange]:
+        """Those of the entries up to this size."""
+        taken = []
+        while self._changes and self._changes[0].size <= size:
+            taken.append(self._changes.popleft())
+        return taken
 
     def _wake(self) -> None:
         # Waiters are in the order of the entries: one event loop queues all of them.

@@ -14,9 +14,9 @@ from pathlib import Path
 import aiohttp
 
 from prime_coordinator.home import CoordinatorHome
-from prime_coordinator.intake.uploads import file_key
 from prime_coordinator.log.verify import verify_log
 from prime_coordinator.randomness import read_secret
+from prime_coordinator.retention.object_names import FileKind, make_key
 from prime_lab.attacks.grinding import DishonestOperator, find_grinding_position, find_refusal, grind_draw
 from prime_lab.cheats.process import write_interpreter
 from prime_lab.devnet import recipe
@@ -331,7 +331,7 @@ def count_transfer_bytes(plan: DevnetPlan, manifests: list[Digest], trainer: Nod
     objects = get_coordinator_folder(plan) / "objects"
     full = moved = whole = 0
     for digest in manifests:
-        frame = (objects / file_key(digest)).read_bytes()
+        frame = (objects / make_key(FileKind.MANIFESTS, 0, digest)).read_bytes()
         manifest = open_manifest(frame, network=NetworkId(NETWORK), run=RunId(RUN), trainer=trainer).manifest
         if manifest.kind is ManifestKind.KEYFRAME:
             whole = manifest.transport_bytes

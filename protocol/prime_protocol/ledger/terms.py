@@ -20,6 +20,7 @@ from prime_protocol.constants import (
     QUORUM_MAX,
     READ_US_PER_TOKEN_MAX,
     READ_US_PER_TOKEN_MIN,
+    RETENTION_MS_MAX,
     TEMPERATURE_MAX,
     TEMPERATURE_MIN,
 )
@@ -36,6 +37,19 @@ ANY_MODEL_FILES = Digest(bytes(DIGEST_BYTES))
 VESTING_MS = 24 * 3_600_000
 """A day: long enough for a stranger to read files that no audit fell on."""
 
+DAY_MS = 24 * 3_600_000
+ROLLOUTS_KEPT_MS = 7 * DAY_MS
+"""The default windows need six days; the seventh is for a coordinator that is down meanwhile. With 1,000 nodes a day of
+rollout files is about 1.4 TB."""
+EVIDENCE_KEPT_MS = 30 * DAY_MS
+"""Evidence without a slash is a few megabytes for each rejected submission: a month of it is little."""
+SLASH_EVIDENCE_KEPT_MS = 366 * DAY_MS
+"""A slash took money, and its owner may dispute it for long; there are few of them."""
+CHECKPOINTS_KEPT_MS = 30 * DAY_MS
+"""Manifests are small; with one, a copy of old weights can be checked against the log."""
+
+RetentionMs = Annotated[int, Range(0, RETENTION_MS_MAX)]
+"""How long a file is kept, in milliseconds."""
 BasisPoints = Annotated[int, Range(0, BASIS_POINTS)]
 """Basis points: 10,000 is all."""
 
@@ -126,6 +140,14 @@ class RunTerms:
     """What a finding costs its author if judges do not agree."""
     bounty_share: BasisPoints = 2_000
     """Part of an executed slash that goes to whoever filed the finding which led to it."""
+    rollouts_kept_ms: RetentionMs = ROLLOUTS_KEPT_MS
+    """How long after its step was settled a rollout file is kept; longer where its case is still open."""
+    evidence_kept_ms: RetentionMs = EVIDENCE_KEPT_MS
+    """The same for the evidence of verdicts, rulings and findings that led to no slash."""
+    slash_evidence_kept_ms: RetentionMs = SLASH_EVIDENCE_KEPT_MS
+    """How long after a slash has ended its evidence is kept, and the rollout file with it."""
+    checkpoints_kept_ms: RetentionMs = CHECKPOINTS_KEPT_MS
+    """How long after its step was settled the manifest of a checkpoint is kept."""
 
     def __post_init__(self) -> None:
         if 0 < self.temperature < TEMPERATURE_MIN:
@@ -144,6 +166,28 @@ class RunTerms:
         if self.row_tokens_max > self.context_tokens_max:
             problem = f"is {self.context_tokens_max}, the longest prompt and output together are {self.row_tokens_max}"
             raise RemoteError("context_tokens_max", problem)
+        self._check_retention()
+
+    def _check_retention(self) -> None:
+        """Nothing is deleted before the longest time in which something can be decided by it."""
+        least_ms = self.compute_decided_ms()
+        for name in ("rollouts_kept_ms", "evidence_kept_ms", "checkpoints_kept_ms"):
+            kept_ms = getattr(self, name)
+            if kept_ms < least_ms:
+                windows = "vesting_ms, judgement_ms, appeal_ms and long_stop_ms"
+                raise RemoteError(name, f"is {kept_ms}, the least is {least_ms}: {windows} together")
+        least_ms = max(self.rollouts_kept_ms, self.evidence_kept_ms)
+        if self.slash_evidence_kept_ms < least_ms:
+            problem = f"is {self.slash_evidence_kept_ms}, the least is {least_ms}: other files may not be kept longer"
+            raise RemoteError("slash_evidence_kept_ms", problem)
+
+    def compute_decided_ms(self) -> int:
+        """The longest time after a submission was settled in which its file can decide something.
+
+        A finding comes until the pay has vested, and is judged; the slash that follows can be appealed until its window
+        ends, and the appeal may wait for judges until the long stop.
+        """
+        return self.vesting_ms + self.judgement_ms + self.appeal_ms + self.long_stop_ms
 
     @property
     def row_tokens_max(self) -> int:

@@ -26,14 +26,17 @@ from prime_protocol.wire.ids import Digest, NetworkId, RunId
 from prime_protocol.wire.rpc import REFUSAL_SUFFIX, REPLY_SUFFIX, Endpoint, Refusal, RefusalCode, open_reply
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
+from prime_runtime.formatting import format_time
 from prime_runtime.http.config import CLIENT_IDLE_MS, ClientLimits, ServerAddress
-from prime_runtime.http.messages import ENVELOPE_HEADER, ENVELOPE_TYPE, REFUSAL_TYPE
+from prime_runtime.http.messages import ENVELOPE_HEADER, ENVELOPE_TYPE, EXPIRED_HEADER, REFUSAL_TYPE
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.objects.store import make_checksum_header
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 
+TIME_DIGITS_MAX = 13
+"""Of a time in milliseconds until the year 2286."""
 RETRY_ALWAYS = frozenset({RefusalCode.RATE_LIMITED, RefusalCode.OVERLOADED, RefusalCode.RESTARTED, RefusalCode.SLOW})
 """The server says that it did not start, so any request can be sent again."""
 RETRY_IF_IDEMPOTENT = frozenset({RefusalCode.TIMED_OUT, RefusalCode.REPLAYED})
@@ -266,10 +269,13 @@ class HttpClient:
                 url, timeout=timeout, allow_redirects=redirects_max > 0, max_redirects=redirects_max + 1
             ) as response:
                 raw, status = await read_response(response, path, bytes_max), response.status
+                expired = response.headers.get(EXPIRED_HEADER, "")
         except (aiohttp.ClientError, OSError) as error:
             raise explain_transport_error(server.url, error, is_idempotent=True).error from None
         if status == 404:
             return None
+        if status == 410:
+            raise FileExpired(f"{server.url} no longer keeps {path}: {explain_expiry(expired)}")
         if status != 200:
             raise Unreachable(f"{server.url} answers HTTP {status} to {path}")
         return raw
@@ -290,6 +296,17 @@ class HttpClient:
             raise explain_transport_error(target.host or "the bucket", error, is_idempotent=True).error from None
         if status not in (200, 201, 204):
             raise LocalError(f"the bucket at {target.host} refused the file: HTTP {status}")
+
+
+class FileExpired(LocalError):
+    """The coordinator has deleted a file, because the time is over that the run's terms demand."""
+
+
+def explain_expiry(header: str) -> str:
+    """From the header EXPIRED_HEADER, which a server may have made up."""
+    if len(header) > TIME_DIGITS_MAX or not header.isascii() or not header.isdigit():
+        return "it expired, as the run's terms allow"
+    return f"it expired on {format_time(int(header))} UTC, as the run's terms allow"
 
 
 async def read_response(response: aiohttp.ClientResponse, name: str, bytes_max: int) -> bytes:

@@ -18,6 +18,8 @@ log = logging.getLogger(__name__)
 ENVELOPE_TYPE = "application/x-prime-envelope"
 ENVELOPE_HEADER = "Prime-Envelope"
 """Carries the envelope in base64 if the body is a file."""
+EXPIRED_HEADER = "Prime-Expired-At-Ms"
+"""Of an answer 410: when the file was deleted."""
 REFUSAL_TYPE = "application/x-prime-refusal"
 
 HTTP_STATUS = {

@@ -9,8 +9,8 @@ import pytest
 
 from prime_coordinator.api.explorer import CoordinatorLive, StoredFiles, make_explorer, open_models
 from prime_coordinator.gossip.relay import GossipRelay
-from prime_coordinator.intake.uploads import file_key
 from prime_coordinator.log.store import QuarantinedFile
+from prime_coordinator.retention.object_names import FileKind, make_key
 from prime_explorer.pages.live import NodeCounts
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import Digest
@@ -72,12 +72,12 @@ async def test_only_files_that_the_log_names_are_read_and_not_past_their_limit(
     objects = open_object_store(str(tmp_path / "objects"))
     named, other = context.world.run.checkpoints[0].manifest, Digest(sha256(b"other").digest())  # type: ignore[index]
     for digest in (named, other):
-        await objects.put(file_key(digest), b"12345", bytes_max=10)
+        await objects.put(make_key(FileKind.MANIFESTS, 0, digest), b"12345", bytes_max=10)
     files = StoredFiles(context, objects)
     assert await files.read(named, 5) == b"12345"
     assert await files.read(named, 4) is None
     assert await files.read(other, 5) is None
-    await objects.delete(file_key(named))
+    await objects.delete(make_key(FileKind.MANIFESTS, 0, named))
     assert await files.read(named, 5) is None
 
 

@@ -16,15 +16,19 @@ from prime_coordinator.constants import (
     UPLOADS_PER_GRANT_MAX,
 )
 from prime_coordinator.core import Core
-from prime_coordinator.intake.uploads import UploadReceiver, file_key
+from prime_coordinator.intake.uploads import UploadReceiver
 from prime_coordinator.log.store import LogStore, open_log_store
+from prime_coordinator.retention.file_rows import apply_changes
+from prime_coordinator.retention.file_table import FileTable
+from prime_coordinator.retention.object_names import FileKind, get_day, make_key
+from prime_coordinator.retention.schedule import FileClaimed
+from prime_coordinator.retention.sweeper import FileSweeper
 from prime_protocol.constants import ENTRY_VALUE_NANO
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import Outcome, Role
-from prime_protocol.ledger.entry_index import compute_entry_keys
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.envelope import open_envelope, seal_envelope
-from prime_protocol.wire.ids import Digest, RunId
+from prime_protocol.wire.ids import Digest, RunId, Step
 from prime_protocol.wire.messages import UPLOAD, UploadPurpose, UploadReply, UploadRequest
 from prime_runtime.http.messages import RefusalError
 from prime_runtime.http.server import Caller
@@ -58,6 +62,7 @@ class Counter:
     world: World
     core: Core
     uploads: UploadReceiver
+    sweeper: FileSweeper
     objects: ObjectStore
     store: LogStore
 
@@ -78,6 +83,11 @@ class Counter:
         envelope = open_envelope(frame, network=NETWORK)
         return Caller(envelope.payload, frame, envelope.digest, "192.0.2.1")
 
+    def key(self, lease: int, data: bytes) -> str:
+        """Where a rollout file for this lease goes."""
+        granted_ms = self.core.state.runs[RUN].leases[lease].granted_at_ms
+        return make_key(FileKind.ROLLOUTS, get_day(granted_ms), Digest(sha256(data).digest()))
+
     async def get_target(
         self, name: str, data: bytes, purpose: UploadPurpose, **about: int | Digest | None
     ) -> UploadReply:
@@ -91,6 +101,27 @@ def announce(
     return UploadRequest(digest=digest, size_bytes=len(data), purpose=purpose, lease=lease, submission=submission)
 
 
+@dataclass
+class WorldClock:
+    """The world's time; nothing here waits."""
+
+    world: World
+
+    def now_ms(self) -> int:
+        return self.world.now_ms
+
+    def monotonic_ms(self) -> int:
+        return self.world.now_ms
+
+    async def sleep_ms(self, duration_ms: int) -> None:
+        raise AssertionError("nothing here waits")
+
+
+def make_receiver(counter: "Counter", core: Core) -> UploadReceiver:
+    files = FileTable(counter.store, counter.objects, core)
+    return UploadReceiver(core, counter.objects, files, clock=WorldClock(counter.world), config=IntakeConfig())
+
+
 def make_counter(tmp_path: Path, *, is_bucket: bool = False, bytes_max: int = LIMIT, **terms: int) -> Counter:
     world = World.started(**terms)
     core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms)
@@ -98,19 +129,11 @@ def make_counter(tmp_path: Path, *, is_bucket: bool = False, bytes_max: int = LI
     folder = open_object_store(str(tmp_path / "objects"))
     objects: ObjectStore = BucketLike(folder) if is_bucket else folder  # type: ignore[assignment]
     config = IntakeConfig(upload_bytes_max=bytes_max)
-    made = Counter(world, core, None, objects, store)  # type: ignore[arg-type]
+    made = Counter(world, core, None, None, objects, store)  # type: ignore[arg-type]
 
-    class Clock:
-        def now_ms(self) -> int:
-            return world.now_ms
-
-        def monotonic_ms(self) -> int:
-            return world.now_ms
-
-        async def sleep_ms(self, duration_ms: int) -> None:
-            raise AssertionError("nothing here waits")
-
-    made.uploads = UploadReceiver(core, objects, store, clock=Clock(), config=config)
+    files = FileTable(store, objects, core)
+    made.sweeper = FileSweeper(store, objects, files, WorldClock(world))
+    made.uploads = UploadReceiver(core, objects, files, clock=WorldClock(world), config=config)
     return made
 
 
@@ -140,7 +163,7 @@ async def test_only_the_trainer_sends_manifests_and_only_drawn_validators_eviden
     name = counter.world.submit(counter.world.lease("ann"))
     drawn = counter.world.draw(name)
     core = Core(counter.world.key("coordinator"), counter.world.ledger, now_ms=counter.world.now_ms)
-    uploads = UploadReceiver(core, counter.objects, counter.store, clock=None, config=IntakeConfig())  # type: ignore[arg-type]
+    uploads = make_receiver(counter, core)
     reply = await uploads.get_target(
         counter.caller(drawn[0]), announce(b"proof", UploadPurpose.EVIDENCE, submission=name)
     )
@@ -154,7 +177,7 @@ async def test_an_inspector_that_is_asked_to_decide_sends_evidence(counter: Coun
     for _ in range(3):
         world.judge(name, Outcome.ACCEPT, Outcome.FRAUDULENT, Outcome.INVALID)
     core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms - GRACE_MS)
-    uploads = UploadReceiver(core, counter.objects, counter.store, clock=None, config=IntakeConfig())  # type: ignore[arg-type]
+    uploads = make_receiver(counter, core)
     proof = announce(b"proof", UploadPurpose.EVIDENCE, submission=name)
     with pytest.raises(RefusalError, match="were not asked to judge"):
         await uploads.get_target(counter.caller("inspector"), proof)
@@ -217,7 +240,7 @@ async def test_evidence_that_no_finding_names_counts_for_a_day(tmp_path: Path) -
     for name in names:
         await counter.get_target("eve", bytes(name), UploadPurpose.EVIDENCE, submission=name)
     world.now_ms += UNCLAIMED_MS + 1
-    await counter.uploads.sweep()
+    await counter.uploads.forget_unfiled()
     await counter.get_target("eve", bytes(last), UploadPurpose.EVIDENCE, submission=last)
     counter.store.close()
 
@@ -238,7 +261,7 @@ async def test_one_lease_is_good_for_a_few_files_only(tmp_path: Path) -> None:
     lease, other = counter.world.lease("ann"), counter.world.lease("ann", 1)
     for number in range(UPLOADS_PER_GRANT_MAX):
         reply = await counter.get_target("ann", b"%d" % number, UploadPurpose.ROLLOUTS, lease=lease)
-        assert reply.url.startswith("https://bucket.example.org/files/")
+        assert reply.url.startswith("https://bucket.example.org/rollouts/")
     with pytest.raises(RefusalError, match="for one lease or audit"):
         await counter.get_target("ann", b"one more", UploadPurpose.ROLLOUTS, lease=lease)
     await counter.get_target("ann", b"one more", UploadPurpose.ROLLOUTS, lease=other)
@@ -247,13 +270,14 @@ async def test_one_lease_is_good_for_a_few_files_only(tmp_path: Path) -> None:
 
 async def test_a_file_that_is_there_is_not_sent_again(counter: Counter) -> None:
     lease = counter.world.lease("ann")
-    await counter.objects.put(file_key(Digest(sha256(b"rows").digest())), b"rows", bytes_max=LIMIT)
+    await counter.objects.put(counter.key(lease, b"rows"), b"rows", bytes_max=LIMIT)
     assert (await counter.get_target("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)).stored
 
 
 async def test_a_file_in_a_bucket_counts_only_if_its_bytes_are_what_the_digest_says(tmp_path: Path) -> None:
     counter = make_counter(tmp_path, is_bucket=True)
-    lease, key = counter.world.lease("ann"), file_key(Digest(sha256(b"rows").digest()))
+    lease = counter.world.lease("ann")
+    key = counter.key(lease, b"rows")
     for wrong in (b"rags", b"of another length"):
         await counter.objects.put(key, wrong, bytes_max=LIMIT)
         reply = await counter.get_target("ann", b"rows", UploadPurpose.ROLLOUTS, lease=lease)
@@ -268,17 +292,18 @@ async def test_a_file_in_a_bucket_counts_only_if_its_bytes_are_what_the_digest_s
 
 async def test_files_that_no_entry_names_go_and_those_that_one_names_stay(counter: Counter) -> None:
     world = counter.world
-    name = world.settled("ann", Outcome.ACCEPT)
-    await counter.store.append(0, world.leaves, [compute_entry_keys(leaf) for leaf in world.leaves])
-    named, loose = world.submission(name).file_digest, Digest(sha256(b"loose").digest())
-    await counter.objects.put(file_key(named), b"named", bytes_max=LIMIT)
-    await counter.objects.put(file_key(loose), b"loose", bytes_max=LIMIT)
-    counter.uploads._recent[loose] = world.now_ms
-    assert await counter.uploads.sweep() == 0, "it came a moment ago"
-    world.wait(UNCLAIMED_MS + 1)
-    assert await counter.uploads.sweep() == 1
-    assert await counter.objects.exists(file_key(named))
-    assert not await counter.objects.exists(file_key(loose))
+    lease, spare = world.lease("ann"), world.lease("ann", 1)
+    keys = {data: counter.key(lease, data) for data in (b"named", b"loose")}
+    for data, number in ((b"named", lease), (b"loose", spare)):
+        await counter.objects.put(keys[data], data, bytes_max=LIMIT)
+        assert (await counter.get_target("ann", data, UploadPurpose.ROLLOUTS, lease=number)).stored
+    claimed = FileClaimed(size=0, run=RUN, step=Step(0), digest=Digest(sha256(b"named").digest()))
+    await counter.store.write(lambda connection: apply_changes(connection, [claimed]))
+    assert await counter.sweeper.sweep() == 0, "it came a moment ago"
+    world.wait(2 * UNCLAIMED_MS)
+    assert await counter.sweeper.sweep() == 1
+    assert await counter.objects.exists(keys[b"named"])
+    assert not await counter.objects.exists(keys[b"loose"])
 
 
 def test_an_upload_says_what_it_is_about_and_nothing_else() -> None:

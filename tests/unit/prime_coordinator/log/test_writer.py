@@ -51,9 +51,9 @@ async def test_entries_that_come_together_are_one_transaction_up_to_a_bound(rig:
     batches: list[int] = []
     append = rig.store.append
 
-    async def count(first: int, leaves, cards) -> None:  # type: ignore[no-untyped-def]
+    async def count(first: int, leaves, cards, changes) -> None:  # type: ignore[no-untyped-def]
         batches.append(len(leaves))
-        await append(first, leaves, cards)
+        await append(first, leaves, cards, changes)
 
     rig.store.append = count  # type: ignore[method-assign]
     rig.writer = make_rig(rig.store, rig.mirror, batch_entries_max=4).writer
