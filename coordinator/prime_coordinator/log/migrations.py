@@ -55,6 +55,8 @@ heads = Table(
     Column("at_ms", BigInteger, nullable=False),
     Column("note", LargeBinary, nullable=False),
 )
+heads_by_time = Index("heads_by_time", heads.c.at_ms)
+"""Old heads are deleted with each new one, every second."""
 
 quarantine = Table(
     "quarantine",
@@ -164,11 +166,17 @@ def _create_files(connection: Connection) -> None:
         table.create(connection)
 
 
+def _index_heads(connection: Connection) -> None:
+    """5: heads by time. A database that begins with this version has the index from migration 1."""
+    heads_by_time.create(connection, checkfirst=True)
+
+
 MIGRATIONS: tuple[Callable[[Connection], None], ...] = (
     _create_log,
     _create_subjects,
     _create_quarantine,
     _create_files,
+    _index_heads,
 )
 
 SQLITE_GUARDS = (

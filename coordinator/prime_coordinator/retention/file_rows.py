@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, bindparam, delete, insert, literal_column, select, update
 
 from prime_coordinator.log.migrations import expired_files, file_holds, file_totals, files
 from prime_coordinator.retention.object_names import FileKind, get_day, make_key
@@ -234,7 +234,8 @@ def _release(connection: Connection, change: StepReleased) -> None:
     """Give a due time to the files that no other step holds."""
     held = (file_holds.c.run == str(change.run)) & (file_holds.c.step == int(change.step))
     query = select(files, file_holds.c.submission).join(file_holds, file_holds.c.digest == files.c.digest).where(held)
-    slashed, found = set(change.slashed), {}
+    slashed = set(change.slashed)
+    found: dict[str, tuple[StoredFile, FileReason, int]] = {}
     for row in connection.execute(query).mappings():
         file, reason, until_ms = found.get(row["digest"]) or (
             _make_stored(row),
@@ -269,7 +270,8 @@ def _list_held(connection: Connection, digests: Iterable[str]) -> set[str]:
 
 def list_pending(connection: Connection, limit: int) -> list[ExpiredFile]:
     """Files whose objects an earlier process may not have deleted."""
-    query = select(expired_files).where(expired_files.c.is_pending == 1).order_by(expired_files.c.digest).limit(limit)
+    is_pending = expired_files.c.is_pending == literal_column("1")  # a parameter would hide the partial index
+    query = select(expired_files).where(is_pending).order_by(expired_files.c.digest).limit(limit)
     return [_make_expired(row) for row in connection.execute(query).mappings()]
 
 

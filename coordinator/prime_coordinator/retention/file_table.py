@@ -6,23 +6,31 @@ its objects: the log says on which day the lease was granted that a file is abou
 
 import logging
 
+from sqlalchemy import Connection
+
 from prime_coordinator.constants import UNCLAIMED_MS
 from prime_coordinator.core import Core
-from prime_coordinator.log.store import LogStore
+from prime_coordinator.log.store import LogRow, LogStore
 from prime_coordinator.retention.file_rows import (
     ExpiredFile,
     FileTotal,
     StoredFile,
     add_file,
+    apply_changes,
     find_expired,
     find_file,
     list_holding_steps,
     list_totals,
     remove_file,
 )
-from prime_coordinator.retention.file_rows import apply_changes as apply_file_changes
-from prime_coordinator.retention.object_names import FileKind, get_day
-from prime_coordinator.retention.schedule import REASON_OF_KIND, FileReason, find_claimed
+from prime_coordinator.retention.object_names import FileKind, get_day, make_key
+from prime_coordinator.retention.schedule import (
+    REASON_OF_KIND,
+    FileChange,
+    FileClaimed,
+    FileReason,
+    find_claimed,
+)
 from prime_protocol.ledger.entries import (
     CheckpointPublished,
     FindingFiled,
@@ -41,8 +49,8 @@ log = logging.getLogger(__name__)
 
 NAMING = (Submitted, VerdictGiven, RulingGiven, FindingFiled, CheckpointPublished)
 """Entries that name a file."""
-ENTRIES_READ = 20
-"""Entries about one thing that are read to find a file's day. The first of them says it."""
+ENTRIES_READ = 100
+"""Entries that name one file which are tried to find its object. One does, unless validators name files of others."""
 
 
 class FileTable:
@@ -64,7 +72,6 @@ class FileTable:
             day=get_day(about_ms),
             size_bytes=size_bytes,
             reason=FileReason.UNCLAIMED,
-            until_ms=due_ms,
             due_ms=due_ms,
         )
         return await self._store.write(lambda connection: add_file(connection, file))
@@ -98,53 +105,65 @@ class FileTable:
         gone = [(run, step) for run, step in holding if not schedule.is_held(run, step)]
         changes = [schedule.release_forgotten(run, step, now_ms) for run, step in gone]
         if changes:
-            await self._store.write(lambda connection: apply_file_changes(connection, changes))
+            await self._store.write(lambda connection: apply_changes(connection, changes))
         return len(changes)
 
     # --- Rebuilding -------------------------------------------------------------------------------------------------
 
     async def _rebuild(self, digest: Digest) -> StoredFile | None:
         """None: no entry names the file, or the object store does not have it."""
-        named = await self._find_naming(digest)
-        if named is None:
+        kinds = [each.__name__ for each in NAMING]
+        for row in await self._store.list_entries(kinds=kinds, subject=digest, limit=ENTRIES_READ):
+            # More than one entry may name a file, and not all of them need be honest: the object decides.
+            file = await self._find_object(digest, row)
+            if file is not None:
+                return file
+        return None
+
+    async def _find_object(self, digest: Digest, row: LogRow) -> StoredFile | None:
+        """The row of the object that an entry names, made again; None if there is none under that name."""
+        _, payload = decode_leaf(row.leaf)
+        entry = decode_entry(payload)
+        claimed = find_claimed(entry)
+        if claimed is None or claimed[1] != digest or payload.run is None:
             return None
-        kind, run, about_ms = named
-        bare = StoredFile(digest=digest, kind=kind, day=get_day(about_ms), size_bytes=0, reason=REASON_OF_KIND[kind])
+        about_ms = row.at_ms if claimed[0] is None else await self._find_granted_ms(payload.run, claimed[0])
+        if about_ms is None:
+            return None
+        kind = get_kind(entry)
+        state = self._core.state
+        until_ms = state.at_ms + compute_longest_ms(state, payload.run)
+        key = make_key(kind, get_day(about_ms), digest)
         try:
-            size_bytes = await self._objects.size(bare.key)
+            size_bytes = await self._objects.size(key)
         except ObjectMissing:
             return None
-        state = self._core.state
-        until_ms = state.at_ms + compute_longest_ms(state, run)
-        log.info("found the object %s, which had no row", bare.key)
+        log.info("found the object %s, which had no row", key)
         file = StoredFile(
             digest=digest,
             kind=kind,
-            day=bare.day,
+            day=get_day(about_ms),
             size_bytes=size_bytes,
-            reason=bare.reason,
+            reason=REASON_OF_KIND[kind],
             until_ms=until_ms,
             due_ms=until_ms,
         )
-        return await self._store.write(lambda connection: add_file(connection, file))
+        change = self._find_hold(digest, payload.run, claimed[0])
 
-    async def _find_naming(self, digest: Digest) -> tuple[FileKind, RunId, int] | None:
-        """What kind of file it is, of which run, and the time that its name has."""
-        kinds = [each.__name__ for each in NAMING]
-        for row in await self._store.list_entries(kinds=kinds, subject=digest, limit=ENTRIES_READ):
-            at_ms, payload = decode_leaf(row.leaf)
-            entry = decode_entry(payload)
-            claimed = find_claimed(entry)
-            if claimed is None or claimed[1] != digest or payload.run is None:
-                continue
-            if isinstance(entry, CheckpointPublished):
-                return FileKind.MANIFESTS, payload.run, at_ms
-            assert claimed[0] is not None, "only a checkpoint is about no submission"
-            granted_ms = await self._find_granted_ms(payload.run, claimed[0])
-            if granted_ms is not None:
-                kind = FileKind.ROLLOUTS if isinstance(entry, Submitted) else FileKind.EVIDENCE
-                return kind, payload.run, granted_ms
-        return None
+        def write(connection: Connection) -> StoredFile:
+            made = add_file(connection, file)
+            apply_changes(connection, change)
+            return made
+
+        return await self._store.write(write)
+
+    def _find_hold(self, digest: Digest, run: RunId, submission: Digest | None) -> list[FileChange]:
+        """What holds the file, if the ledger still has its submission."""
+        state = self._core.state
+        known = None if submission is None else state.runs[run].submissions.get(submission)
+        if known is None:
+            return []
+        return [FileClaimed(size=state.size, run=run, step=known.step, digest=digest, submission=str(submission))]
 
     async def _find_granted_ms(self, run: RunId, submission: Digest) -> int | None:
         """When the lease was granted that a submission answers."""
@@ -155,6 +174,17 @@ class FileTable:
             granted = await self._store.list_entries(kinds=[LeaseGranted.__name__], subject=subject, limit=1)
             return granted[0].at_ms if granted else None
         return None
+
+
+def get_kind(entry: object) -> FileKind:
+    """What kind of file an entry names."""
+    match entry:
+        case Submitted():
+            return FileKind.ROLLOUTS
+        case CheckpointPublished():
+            return FileKind.MANIFESTS
+        case _:
+            return FileKind.EVIDENCE
 
 
 def compute_longest_ms(state: LedgerState, run: RunId) -> int:

@@ -34,6 +34,23 @@ def test_a_temperature_is_greedy_or_large_enough_to_divide_by() -> None:
         replace(TERMS, temperature=TEMPERATURE_MIN / 2)
 
 
+@pytest.mark.parametrize("field", ["rollouts_kept_ms", "evidence_kept_ms", "checkpoints_kept_ms"])
+def test_no_file_may_be_deleted_before_all_is_decided_that_it_can_decide(field: str) -> None:
+    least_ms = TERMS.vesting_ms + TERMS.judgement_ms + TERMS.appeal_ms + TERMS.long_stop_ms
+    assert TERMS.compute_decided_ms() == least_ms
+    assert getattr(replace(TERMS, **{field: least_ms}), field) == least_ms
+    with pytest.raises(RemoteError, match=f"the least is {least_ms}") as caught:
+        replace(TERMS, **{field: least_ms - 1})
+    assert caught.value.field == field
+
+
+def test_the_evidence_of_slashes_is_kept_longest() -> None:
+    kept_ms = max(TERMS.rollouts_kept_ms, TERMS.evidence_kept_ms)
+    replace(TERMS, slash_evidence_kept_ms=kept_ms)
+    with pytest.raises(RemoteError, match="slash_evidence_kept_ms"):
+        replace(TERMS, slash_evidence_kept_ms=kept_ms - 1)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
