@@ -19,6 +19,7 @@ from prime_coordinator.api.files import add_file_routes
 from prime_coordinator.api.metrics import CoordinatorMetrics, GossipMetrics
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.constants import (
+    DISK_CHECK_MS,
     ORPHANS_MS,
     RETRY_MS_MAX,
     SCRUB_MS,
@@ -44,6 +45,7 @@ from prime_coordinator.log.snapshots import SnapshotWriter
 from prime_coordinator.log.store import LogStore, open_log_store
 from prime_coordinator.log.writer import LogWriter
 from prime_coordinator.randomness import OwnRounds, open_rounds
+from prime_coordinator.retention.disk_watch import DiskWatch
 from prime_coordinator.retention.file_table import FileTable
 from prime_coordinator.retention.sweeper import FileSweeper
 from prime_coordinator.settlement.interface import Settlement, open_settlement
@@ -134,6 +136,7 @@ class CoordinatorServer:
         settlement: Settlement,
         http: HttpServer,
         gossip: CoordinatorGossip,
+        metrics: Metrics,
         clock: Clock,
     ) -> None:
         self.config = config
@@ -150,6 +153,7 @@ class CoordinatorServer:
         self._checkers = CheckerPool(count=intake.checkers, check_ms=intake.check_ms, memory_mb=intake.memory_mb_max)
         self._files = files = FileTable(store, objects, core)
         self._sweeper = FileSweeper(store, objects, files, clock)
+        self._disk = DiskWatch(metrics, files, config.folder, clock)
         self._submissions = SubmissionVerifier(self._checkers, objects, store, files, clock=clock, config=intake)
         self._uploads = UploadReceiver(core, objects, files, clock=clock, config=intake)
         self._explorer = make_explorer(self, gossip.relay, objects, clock)
@@ -197,10 +201,12 @@ class CoordinatorServer:
             settlement=settlement,
             http=http,
             gossip=gossip,
+            metrics=metrics,
             clock=clock,
         )
         await made._files.release_forgotten()
-        CoordinatorMetrics(metrics, core, writer, settlement, config.limits.trusted_proxies).add_routes(http.app)
+        proxies = config.limits.trusted_proxies
+        CoordinatorMetrics(metrics, core, writer, settlement, made._disk, proxies).add_routes(http.app)
         GossipMetrics(metrics, gossip.relay, gossip.gossip_http)
         return made
 
@@ -346,6 +352,7 @@ class CoordinatorServer:
             self._repeat(SWEEP_MS, self._sweeper.sweep),
             self._repeat(ORPHANS_MS, self._sweeper.sweep_orphans),
             self._repeat(UNFILED_CHECK_MS, self._uploads.forget_unfiled),
+            self._repeat(DISK_CHECK_MS, self._disk.check),
             self._repeat(SNAPSHOT_CHECK_MS, self._write_due_snapshot),
             self._scrub(),
             self._gossip.run(port),

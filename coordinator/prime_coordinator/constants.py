@@ -146,6 +146,9 @@ ORPHANS_MS = 60_000
 ORPHANS_AFTER_MS = 3 * 24 * 3_600_000
 """Age of a day whose folder is searched: no upload to it is under way any more."""
 
+DISK_CHECK_MS = 3_600_000
+"""Between two checks whether the disk is filling: over an hour, uploads and deletions even out."""
+
 UNFILED_CHECK_MS = 3_600_000
 """Between two checks for evidence of findings that were not filed."""
 

@@ -8,7 +8,7 @@ check proofs, and fetches the files that the log names, if it is told from where
 import asyncio
 import logging
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from hashlib import sha256
@@ -17,7 +17,7 @@ from pathlib import Path
 import aiohttp
 from aiohttp import web
 
-from prime_explorer.config import FETCH_TIMEOUT_S, INDEX_DELAY_MS, PAGE_BURST, PAGE_RATE
+from prime_explorer.config import EXPIRED_ASKED_MAX, FETCH_TIMEOUT_S, INDEX_DELAY_MS, PAGE_BURST, PAGE_RATE
 from prime_explorer.handlers import PageContext
 from prime_explorer.index.store import IndexReader
 from prime_explorer.pages.rollouts import RunTokenizer
@@ -29,6 +29,7 @@ from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import Digest
 from prime_runtime.clock import Clock, SystemClock
+from prime_runtime.http.messages import EXPIRED_HEADER, parse_expiry
 from prime_runtime.log_files import serve_tile, serve_tree_head
 from prime_runtime.rate_limits import RateLimit
 from prime_runtime.supervisor import SupervisedTask, Supervisor
@@ -202,6 +203,23 @@ class HttpObjects:
             log.info("cannot get %s: %s", url, error)
             return None
         return data if data is not None and sha256(data).digest() == digest else None
+
+    async def find_expired(self, digests: Sequence[Digest]) -> dict[Digest, int]:
+        """Asked one by one, without the bodies. Of the files beyond EXPIRED_ASKED_MAX nothing is known."""
+        asked = list(digests)[:EXPIRED_ASKED_MAX]
+        found = await asyncio.gather(*map(self._find_expired_ms, asked))
+        return {digest: at_ms for digest, at_ms in zip(asked, found, strict=True) if at_ms is not None}
+
+    async def _find_expired_ms(self, digest: Digest) -> int | None:
+        url = f"{self._url}/objects/{digest}"
+        timeout = aiohttp.ClientTimeout(FETCH_TIMEOUT_S)
+        try:
+            async with self._session.head(url, timeout=timeout, allow_redirects=False) as answer:
+                header = answer.headers.get(EXPIRED_HEADER, "") if answer.status == 410 else ""
+        except (aiohttp.ClientError, TimeoutError) as error:
+            log.info("cannot ask for %s: %s", url, error)
+            return None
+        return parse_expiry(header)
 
 
 async def read_bounded(answer: aiohttp.ClientResponse, bytes_max: int) -> bytes | None:

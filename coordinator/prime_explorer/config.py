@@ -91,6 +91,8 @@ MANIFEST_BYTES_READ = 8 * 2**20
 EVIDENCE_BYTES_READ = 32 * 2**20
 """Largest manifest, and largest evidence bundle including its rollout file, that is read for a page."""
 
+EXPIRED_ASKED_MAX = 8
+"""Files of one page that a coordinator is asked about, whether they expired."""
 MANIFESTS_CACHED = 4_096
 
 QUERY_CHARS_MAX = 100

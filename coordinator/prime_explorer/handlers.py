@@ -4,6 +4,7 @@ The parameters are in params.py, the paths of the pages in routes.py.
 """
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -65,6 +66,11 @@ class PageContext:
         if self.live is None:
             raise NotLive
         return self.live
+
+    async def find_expired(self, names: Sequence[str]) -> dict[str, int]:
+        """When those of these files expired that are deleted."""
+        found = await self.objects.find_expired([Digest.parse(name) for name in dict.fromkeys(names)])
+        return {str(digest): at_ms for digest, at_ms in found.items()}
 
     async def read_manifest(self, digest: str, run: str, idx: int) -> ManifestFacts | None:
         """`idx` is the entry that published it; the author of that entry signed the manifest."""
@@ -131,7 +137,7 @@ async def show_checkpoint(context: PageContext, params: PageParams) -> View:
     if view is None:
         return None
     facts = await context.read_manifest(view.step.manifest, run, view.step.idx)
-    return replace(view, manifest=facts)
+    return replace(view, manifest=facts, expired=await context.find_expired([view.step.manifest]))
 
 
 async def show_nodes(context: PageContext, params: PageParams) -> View:
@@ -210,9 +216,19 @@ async def show_submission(context: PageContext, params: PageParams) -> View:
     view = await context.reader.query(lambda db: submissions.read_submission(db, name))
     if view is None:
         return None
+    named = [view.file_digest, *([view.finding_evidence] if view.finding_evidence else []), *_list_evidence(view)]
+    expired = await context.find_expired(named)
     return replace(
-        view, rollouts=await _read_rollouts(context, view, params.first), chunk_strips=await _read_chunks(context, view)
+        view,
+        rollouts=None if view.file_digest in expired else await _read_rollouts(context, view, params.first),
+        chunk_strips=await _read_chunks(context, view),
+        expired=expired,
     )
+
+
+def _list_evidence(view: submissions.SubmissionView | submissions.SlashView) -> list[str]:
+    """The bundles that its page links to: only verdicts of fraud have one."""
+    return [each.summary.evidence for each in view.verdicts if each.summary.outcome == "fraudulent"]
 
 
 async def _read_rollouts(context: PageContext, view: submissions.SubmissionView, first: int) -> RolloutsView | None:
@@ -231,8 +247,7 @@ async def _read_rollouts(context: PageContext, view: submissions.SubmissionView,
 
 async def _read_chunks(context: PageContext, view: submissions.SubmissionView) -> tuple[MetricStrip, ...]:
     """The strips of the first evidence bundle that is available."""
-    found = [each.summary.evidence for each in view.verdicts if each.summary.outcome == "fraudulent"]
-    for name in dict.fromkeys([*found, *([view.finding_evidence] if view.finding_evidence else [])]):
+    for name in dict.fromkeys([*_list_evidence(view), *([view.finding_evidence] if view.finding_evidence else [])]):
         data = await context.objects.read(Digest.parse(name), EVIDENCE_BYTES_READ)
         if data is not None:
             return await context.reader.run_in_thread(partial(read_chunk_strips, data, view.tolerance))
@@ -255,7 +270,10 @@ async def show_slashes(context: PageContext, params: PageParams) -> View:
 async def show_slash(context: PageContext, params: PageParams) -> View:
     name = params.submission
     assert name is not None
-    return await context.reader.query(lambda db: submissions.read_slash(db, name))
+    view = await context.reader.query(lambda db: submissions.read_slash(db, name))
+    if view is None:
+        return None
+    return replace(view, expired=await context.find_expired([view.evidence, *_list_evidence(view)]))
 
 
 async def list_appeals(context: PageContext, params: PageParams) -> View:

@@ -75,12 +75,19 @@ class ObjectSource(Protocol):
         """The verified file; None if it is missing or longer than `bytes_max`."""
         ...
 
+    async def find_expired(self, digests: Sequence[Digest]) -> dict[Digest, int]:
+        """When those of these files expired that are deleted, in milliseconds."""
+        ...
+
 
 class NoObjects:
     """The objects of an explorer that has only a mirror of the log."""
 
     async def read(self, digest: Digest, bytes_max: int) -> bytes | None:
         return None
+
+    async def find_expired(self, digests: Sequence[Digest]) -> dict[Digest, int]:
+        return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

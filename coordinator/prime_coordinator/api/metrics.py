@@ -11,6 +11,7 @@ from prime_coordinator.core import Core
 from prime_coordinator.gossip.gossip_http import GossipHttp
 from prime_coordinator.gossip.relay import GossipRelay
 from prime_coordinator.log.writer import LogWriter
+from prime_coordinator.retention.disk_watch import DiskWatch
 from prime_coordinator.scheduling.eligibility import NodePhase
 from prime_coordinator.settlement.interface import Settlement
 from prime_runtime.http.messages import get_client_address
@@ -33,12 +34,14 @@ class CoordinatorMetrics:
         core: Core,
         writer: LogWriter,
         settlement: Settlement,
+        disk: DiskWatch,
         trusted_proxies: Collection[str] = (),
     ) -> None:
         self._metrics = metrics
         self._core = core
         self._writer = writer
         self._settlement = settlement
+        self._disk = disk
         self._trusted_proxies = trusted_proxies
         self._entries = metrics.gauge("log_entries", "Entries on disk.").at()
         self._head = metrics.gauge("log_head_entries", "Entries under the newest signed head.").at()
@@ -66,6 +69,7 @@ class CoordinatorMetrics:
             sum(submission.outcome is None for run in state.runs.values() for submission in run.submissions.values())
         )
         self._void_roots.set(sum(row["void"] for row in self._settlement.describe().get("promises", ())))
+        await self._disk.update()
         return await self._metrics.handle(request)
 
     async def _tell_health(self, request: web.Request) -> web.Response:

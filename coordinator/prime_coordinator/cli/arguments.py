@@ -242,6 +242,9 @@ def _add_log(commands: Group) -> None:
 
 
 def _add_copies(commands: Group) -> None:
+    disk = _command(commands, "disk", "disk:show_disk", "what uses the disk, and what will be free when")
+    disk.add_argument("--backups", type=Path, metavar="FOLDER", help="also count this folder, which holds backups")
+    disk.add_argument("--json", action="store_true", help="print JSON instead of a table")
     backup = _command(commands, "backup", "lifecycle:backup", "copy a coordinator, running or not, to a new folder")
     backup.add_argument("target", type=Path, help="folder to write; it must not exist")
     backup.add_argument("--since", type=Path, metavar="BACKUP", help="an older backup: link what it has, copy the rest")

@@ -274,6 +274,8 @@ class CheckpointView:
     """Work of this step: made with this checkpoint, trained into later ones."""
     manifest: ManifestFacts | None
     """From the manifest, if it is available."""
+    expired: dict[str, int]
+    """When each file of this page that is deleted has expired, by digest, in milliseconds."""
 
 
 def read_checkpoint(db: ReadTransaction, run: RunId, step: int, before: int | None) -> CheckpointView | None:
@@ -299,6 +301,7 @@ def read_checkpoint(db: ReadTransaction, run: RunId, step: int, before: int | No
         ),
         contributions=read_step_contributions(db, run, step),
         manifest=None,
+        expired={},
     )
 
 

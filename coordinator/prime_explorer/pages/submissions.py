@@ -200,6 +200,8 @@ class SubmissionView:
     """Every entry about it, oldest first."""
     rollouts: RolloutsView | None
     """Null if the file is not available."""
+    expired: dict[str, int]
+    """When each file of this page that is deleted has expired, by digest, in milliseconds."""
 
 
 def read_submissions(
@@ -240,6 +242,7 @@ def read_submission(db: ReadTransaction, name: Digest) -> SubmissionView | None:
         chunk_strips=(),
         history=read_history(db, name),
         rollouts=None,
+        expired={},
     )
 
 
@@ -301,6 +304,8 @@ class SlashView:
     rounds: tuple[AuditRound, ...]
     verdicts: tuple[VerdictDetail, ...]
     history: tuple[EntrySummary, ...]
+    expired: dict[str, int]
+    """When each file of this page that is deleted has expired, by digest, in milliseconds."""
 
 
 def read_slashes(
@@ -323,4 +328,5 @@ def read_slash(db: ReadTransaction, name: Digest) -> SlashView | None:
         rounds=read_rounds(db, name),
         verdicts=tuple(VerdictDetail(summary=make_row(VerdictSummary, each), metrics={}) for each in given),
         history=read_history(db, name),
+        expired={},
     )

@@ -28,15 +28,13 @@ from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.formatting import format_time
 from prime_runtime.http.config import CLIENT_IDLE_MS, ClientLimits, ServerAddress
-from prime_runtime.http.messages import ENVELOPE_HEADER, ENVELOPE_TYPE, EXPIRED_HEADER, REFUSAL_TYPE
+from prime_runtime.http.messages import ENVELOPE_HEADER, ENVELOPE_TYPE, EXPIRED_HEADER, REFUSAL_TYPE, parse_expiry
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.objects.store import make_checksum_header
 
 Q = TypeVar("Q")
 R = TypeVar("R")
 
-TIME_DIGITS_MAX = 13
-"""Of a time in milliseconds until the year 2286."""
 RETRY_ALWAYS = frozenset({RefusalCode.RATE_LIMITED, RefusalCode.OVERLOADED, RefusalCode.RESTARTED, RefusalCode.SLOW})
 """The server says that it did not start, so any request can be sent again."""
 RETRY_IF_IDEMPOTENT = frozenset({RefusalCode.TIMED_OUT, RefusalCode.REPLAYED})
@@ -304,9 +302,9 @@ class FileExpired(LocalError):
 
 def explain_expiry(header: str) -> str:
     """From the header EXPIRED_HEADER, which a server may have made up."""
-    if len(header) > TIME_DIGITS_MAX or not header.isascii() or not header.isdigit():
-        return "it expired, as the run's terms allow"
-    return f"it expired on {format_time(int(header))} UTC, as the run's terms allow"
+    at_ms = parse_expiry(header)
+    when = f" on {format_time(at_ms)} UTC" if at_ms is not None else ""
+    return f"it expired{when}, as the run's terms allow"
 
 
 async def read_response(response: aiohttp.ClientResponse, name: str, bytes_max: int) -> bytes:

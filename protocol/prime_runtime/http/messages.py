@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import logging
+import re
 import secrets
 from collections.abc import AsyncIterator, Collection
 
@@ -20,7 +21,15 @@ ENVELOPE_HEADER = "Prime-Envelope"
 """Carries the envelope in base64 if the body is a file."""
 EXPIRED_HEADER = "Prime-Expired-At-Ms"
 """Of an answer 410: when the file was deleted."""
+EXPIRY = re.compile("[0-9]{1,13}")
+"""Milliseconds until the year 2286."""
 REFUSAL_TYPE = "application/x-prime-refusal"
+
+
+def parse_expiry(header: str) -> int | None:
+    """The time in EXPIRED_HEADER; None if the server wrote none, or another text."""
+    return int(header) if EXPIRY.fullmatch(header) else None
+
 
 HTTP_STATUS = {
     RefusalCode.MALFORMED: 400,
