@@ -1,6 +1,7 @@
 """The gallery as a list: every attack has a program, and every program stands in the list."""
 
 from dataclasses import replace
+from pathlib import Path
 
 from prime_lab.attacks.catalog import (
     ALL_ATTACKS,
@@ -27,6 +28,7 @@ from prime_lab.attacks.forged_files import FILE_FORGERS
 from prime_lab.attacks.judgement_attacks import JUDGEMENT_SCENARIOS
 from prime_lab.attacks.ledger_attacks import LEDGER_SCENARIOS
 from prime_lab.attacks.relay_attacks import RELAY_BEHAVIORS
+from prime_lab.attacks.retention_attacks import attack_retention
 from prime_lab.attacks.sandbox_attacks import HOSTILE_PROGRAMS
 from prime_lab.attacks.suite import SuiteSummary, describe_suite
 from prime_lab.cheats.registry import CHEATS, PROOF_CHEATS
@@ -44,7 +46,12 @@ def test_every_attack_has_a_program_and_no_program_is_left_out() -> None:
     assert {attack.name for attack in RELAY_ATTACKS} == RELAY_BEHAVIORS.keys()
     assert {attack.name for attack in COORDINATOR_ATTACKS} == FORGED_LOGS.keys()
     assert {attack.name for attack in STRANGER_ATTACKS} == FLOODS.keys()
-    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 109
+    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 111
+
+
+def test_no_verdict_or_finding_makes_the_coordinator_delete_a_file_that_is_still_judged(tmp_path: Path) -> None:
+    ((attack, outcome),) = attack_retention(tmp_path)
+    assert outcome.is_as_listed(attack), outcome.reason
 
 
 def test_what_nothing_shows_is_said_and_is_missed_only_where_it_is_not_as_listed() -> None:

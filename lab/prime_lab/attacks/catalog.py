@@ -442,6 +442,14 @@ WRONG_CLOCK = _attack(
     "ledger follower",
     gains="deadlines pass and stake is released when it likes",
 )
+EXPIRED_EVIDENCE = _attack(
+    VALIDATOR,
+    "expired-evidence",
+    "names the file of an open finding in a step that ends sooner, so that it is deleted before it is judged",
+    HARMLESS,
+    "file_holds",
+    gains="a forged file that no one can read again",
+)
 STRANGER_ATTACKS = (
     _attack(
         Attacker.STRANGER,
@@ -482,5 +490,6 @@ ALL_ATTACKS = (
     BACKDATED_ENTRY,
     BROKEN_RULE,
     WRONG_CLOCK,
+    EXPIRED_EVIDENCE,
     *STRANGER_ATTACKS,
 )

@@ -283,6 +283,7 @@ class CoordinatorHost:
         """Take over what the core has decided."""
         if self.core is not None:
             self._fresh += self.core.entry_writer.drain()
+            self.core.retention.drain()  # the simulated disk has no files
 
     def _finish(self, call: PendingCall, event: Event) -> None:
         self.collect()
