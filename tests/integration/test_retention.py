@@ -19,15 +19,19 @@ from moto.server import ThreadedMotoServer
 from prime_coordinator.home import database_url
 from prime_coordinator.log.store import open_log_store
 from prime_coordinator.retention.file_rows import expire_due
+from prime_explorer.app import HttpObjects
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import UploadPurpose
 from prime_protocol.wire.typed_data import compute_receipt_id
 from prime_runtime.clock import SystemClock
+from prime_runtime.http.client import FileExpired, open_client
+from prime_runtime.http.coordinator_api import fetch_file
 from prime_runtime.objects.store import S3Config
 from prime_runtime.redaction import Secret
 from support.processes.coordinator import (
+    NETWORK,
     CoordinatorProcess,
     Party,
     make_folder,
@@ -107,6 +111,12 @@ async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
         yield started
 
 
+async def fetch_digest(scene: Scene, digest: Digest) -> bytes:
+    """As validators, the trainer and `prime-node audit` do."""
+    async with open_client(key=scene.worker.key, network=NETWORK, clock=SystemClock()) as client:
+        return await fetch_file(client, scene.process.server, f"/objects/{digest}", digest, bytes_max=2**20)
+
+
 def list_rollouts(folder: Path) -> list[Path]:
     return list((folder / "objects" / "rollouts").glob("*/*/*/*/*"))
 
@@ -144,6 +154,12 @@ async def test_a_file_goes_when_it_is_due_and_everybody_is_told_when(process: Co
         assert "this file expired on 20" in said
         assert "rollouts_kept_ms" in said
         await until_gone(folder)
+        with pytest.raises(FileExpired, match=r"expired on 20\d\d-\d\d-\d\d"):
+            await fetch_digest(scene, digest)
+        async with AsyncExitStack() as reading:
+            session = await reading.enter_async_context(aiohttp.ClientSession())
+            elsewhere = HttpObjects(scene.process.server.url, session)
+            assert (await elsewhere.find_expired([digest, Digest(bytes(32))])).keys() == {digest}
         async with asyncio.timeout(WAIT_S):
             while (found := await scene.get(f"/submissions/{name}"))[0] != 200:
                 await asyncio.sleep(0.1)  # the index follows

@@ -5,7 +5,7 @@ Rollout files and evidence are under the day on which the lease was granted that
 is uploaded, and a bucket can expire a prefix. Manifests are small and have no day: `manifests/ab/<digest>`.
 """
 
-from datetime import UTC, date, datetime, timedelta
+from datetime import date, timedelta
 from enum import StrEnum
 
 from prime_protocol.wire.ids import Digest
@@ -35,14 +35,6 @@ KIND_OF_PURPOSE = {
 def get_day(at_ms: int) -> int:
     """Days since 1970 in UTC."""
     return at_ms // DAY_MS
-
-
-def format_day(day: int) -> str:
-    return (EPOCH + timedelta(days=day)).isoformat()
-
-
-def format_date(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms / 1000, UTC).date().isoformat()
 
 
 def make_day_prefix(kind: FileKind, day: int) -> str:

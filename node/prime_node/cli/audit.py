@@ -42,7 +42,7 @@ from prime_protocol.wire.messages import STEP, AuditTask, StepReply, StepRequest
 from prime_protocol.wire.signing import Signature, WalletKey
 from prime_protocol.wire.typed_data import Domain, SubmissionReceipt
 from prime_runtime.clock import SystemClock
-from prime_runtime.http.client import HttpClient, open_client
+from prime_runtime.http.client import FileExpired, HttpClient, open_client
 from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.coordinator_api import NotFound, fetch_file, open_json_client
 
@@ -285,6 +285,8 @@ async def _find_subject(context: NodeCliContext, config: NodeConfig) -> bytes | 
             f"{config.coordinator} has no submission or evidence {name}, or no longer keeps it. "
             "`prime-node rollouts ID` shows the ids of yours; pass an evidence file with --bundle"
         ) from None
+    except FileExpired as error:
+        raise LocalError(f"{error}. Pass a copy of the evidence with --bundle") from None
 
 
 def parse_verdict_id(text: str) -> Digest:
@@ -339,7 +341,10 @@ async def _load(
     if given is None:
         if not config.coordinator:
             raise LocalError(f"the audit needs {digest}, which is not in the bundle; give {flag} FILE")
-        return await _fetch(config, path, digest, bytes_max)
+        try:
+            return await _fetch(config, path, digest, bytes_max)
+        except FileExpired as error:
+            raise LocalError(f"{error}. Pass a copy with {flag} FILE") from None
     data = _read_file(given, bytes_max)
     if sha256(data).digest() != digest:
         raise LocalError(f"{given} is not {digest}")

@@ -9,10 +9,24 @@ import pytest
 from aiohttp.client_reqrep import ConnectionKey
 
 from prime_protocol.wire.rpc import Refusal, RefusalCode
-from prime_runtime.http.client import describe_skew, explain_refusal, explain_transport_error
+from prime_runtime.http.client import describe_skew, explain_expiry, explain_refusal, explain_transport_error
 from prime_runtime.http.config import CLIENT_IDLE_MS, ServerLimits
 
 KEY = Mock(spec=ConnectionKey, host="h", port=1, ssl=True)
+
+
+@pytest.mark.parametrize(
+    ("header", "told"),
+    [
+        ("1789000000000", "it expired on 2026-09-10 00:26:40 UTC, as the run's terms allow"),
+        ("", "it expired, as the run's terms allow"),
+        ("-5", "it expired, as the run's terms allow"),
+        ("9" * 14, "it expired, as the run's terms allow"),
+        ("\u0663", "it expired, as the run's terms allow"),
+    ],
+)
+def test_a_reader_is_told_when_a_file_expired_unless_the_server_made_the_time_up(header: str, told: str) -> None:
+    assert explain_expiry(header) == told
 
 
 @pytest.mark.parametrize(
