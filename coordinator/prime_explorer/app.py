@@ -214,7 +214,7 @@ class HttpObjects:
         url = f"{self._url}/objects/{digest}"
         timeout = aiohttp.ClientTimeout(FETCH_TIMEOUT_S)
         try:
-            async with self._session.head(url, timeout=timeout, allow_redirects=False) as answer:
+            async with self._session.get(url, timeout=timeout, allow_redirects=False) as answer:
                 header = answer.headers.get(EXPIRED_HEADER, "") if answer.status == 410 else ""
         except (aiohttp.ClientError, TimeoutError) as error:
             log.info("cannot ask for %s: %s", url, error)

@@ -27,6 +27,7 @@ from prime_protocol.wire.messages import UploadPurpose
 from prime_protocol.wire.typed_data import compute_receipt_id
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.client import FileExpired, open_client
+from prime_runtime.http.config import ClientLimits
 from prime_runtime.http.coordinator_api import fetch_file
 from prime_runtime.objects.store import S3Config
 from prime_runtime.redaction import Secret
@@ -113,7 +114,7 @@ async def process(tmp_path: Path) -> AsyncIterator[CoordinatorProcess]:
 
 async def fetch_digest(scene: Scene, digest: Digest) -> bytes:
     """As validators, the trainer and `prime-node audit` do."""
-    async with open_client(key=scene.worker.key, network=NETWORK, clock=SystemClock()) as client:
+    async with open_client(key=scene.worker.key, network=NETWORK, clock=SystemClock(), limits=ClientLimits()) as client:
         return await fetch_file(client, scene.process.server, f"/objects/{digest}", digest, bytes_max=2**20)
 
 
