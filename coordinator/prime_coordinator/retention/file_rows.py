@@ -8,6 +8,7 @@ files.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 from sqlalchemy import Connection, bindparam, delete, insert, literal_column, select, update
@@ -132,7 +133,7 @@ def list_holding_steps(connection: Connection) -> list[tuple[RunId, Step]]:
         found.append((RunId(run), Step(step)))
 
 
-def _split(digests: Iterable[Digest] | Iterable[str]) -> Iterator[list[str]]:
+def _split(digests: Iterable[object]) -> Iterator[list[str]]:
     """Lists that fit a query."""
     wanted = [str(each) for each in digests]
     for start in range(0, len(wanted), DIGESTS_PER_QUERY):
@@ -202,32 +203,53 @@ def remove_file(connection: Connection, digest: Digest) -> None:
 
 
 def apply_changes(connection: Connection, changes: Sequence[FileChange]) -> None:
-    """What entries change, in the transaction that appends them."""
-    for change in changes:
-        match change:
-            case FileClaimed():
-                _claim(connection, change)
-            case StepReleased():
+    """What entries change, in the transaction that appends them and in their order.
+
+    Claims that follow each other share a few statements: most changes are claims.
+    """
+    for _, part in groupby(changes, type):
+        same = list(part)
+        _claim(connection, [each for each in same if isinstance(each, FileClaimed)])
+        for change in same:
+            if isinstance(change, StepReleased):
                 _release(connection, change)
 
 
-def _claim(connection: Connection, change: FileClaimed) -> None:
-    """A verdict without a bundle names a file that was never uploaded: it has no row."""
-    row = connection.execute(select(files).where(files.c.digest == str(change.digest))).mappings().first()
-    if row is None:
+def _claim(connection: Connection, claims: Sequence[FileClaimed]) -> None:
+    """A verdict without a bundle names a file that was never uploaded: it has no row, and is not held."""
+    if not claims:
         return
-    file = _make_stored(row)
-    values = {
-        "run": str(change.run),
-        "step": int(change.step),
-        "digest": str(change.digest),
-        "submission": change.submission,
-    }
-    same = [file_holds.c[name] == value for name, value in values.items()]
-    if connection.execute(select(file_holds.c.step).where(*same)).first() is None:
-        connection.execute(insert(file_holds).values(**values))
-    reason = REASON_OF_KIND[file.kind] if file.reason is FileReason.UNCLAIMED else file.reason
-    _move(connection, [(file, reason, file.until_ms, None)])
+    found = _find_stored(connection, {str(each.digest) for each in claims})
+    wanted = {(str(each.run), int(each.step), str(each.digest), each.submission) for each in claims}
+    wanted = {each for each in wanted if each[2] in found}
+    new = sorted(wanted - _list_holds(connection, found))
+    if new:
+        names = ("run", "step", "digest", "submission")
+        connection.execute(insert(file_holds), [dict(zip(names, each, strict=True)) for each in new])
+    moved = []
+    for file in found.values():
+        reason = REASON_OF_KIND[file.kind] if file.reason is FileReason.UNCLAIMED else file.reason
+        moved.append((file, reason, file.until_ms, None))
+    _move(connection, moved)
+
+
+def _find_stored(connection: Connection, digests: Iterable[str]) -> dict[str, StoredFile]:
+    found: dict[str, StoredFile] = {}
+    for part in _split(digests):
+        rows = connection.execute(select(files).where(files.c.digest.in_(part))).mappings()
+        found |= {row["digest"]: _make_stored(row) for row in rows}
+    return found
+
+
+def _list_holds(connection: Connection, digests: Iterable[str]) -> set[tuple[str, int, str, str]]:
+    found: set[tuple[str, int, str, str]] = set()
+    for part in _split(digests):
+        holds = select(file_holds.c.run, file_holds.c.step, file_holds.c.digest, file_holds.c.submission)
+        found.update(
+            (run, step, digest, submission)
+            for run, step, digest, submission in connection.execute(holds.where(file_holds.c.digest.in_(part)))
+        )
+    return found
 
 
 def _release(connection: Connection, change: StepReleased) -> None:

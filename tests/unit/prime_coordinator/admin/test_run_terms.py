@@ -55,6 +55,20 @@ def test_a_run_needs_a_calibration_unless_it_is_on_a_devnet_and_keeps_it() -> No
         change_terms(terms, {"calibration": ""}, None)
 
 
+def test_what_is_not_said_about_files_follows_the_windows_and_less_is_refused_with_the_least() -> None:
+    day_ms = 24 * 3_600_000
+    usual = read(**LEAST)
+    assert (usual.rollouts_kept_ms, usual.slash_evidence_kept_ms) == (7 * day_ms, 366 * day_ms)
+    long = read(**LEAST, appeal_ms=str(40 * day_ms), evidence_kept_ms=str(400 * day_ms))
+    assert long.rollouts_kept_ms == long.checkpoints_kept_ms == long.compute_decided_ms() > 40 * day_ms
+    assert long.slash_evidence_kept_ms == 400 * day_ms
+    least_ms = usual.compute_decided_ms()
+    with pytest.raises(ConfigError, match=f"^rollouts_kept_ms is 5, the least is {least_ms}"):
+        read(**LEAST, rollouts_kept_ms="5")
+    with pytest.raises(ConfigError, match="the least is"):
+        change_terms(usual, {"vesting_ms": str(9 * day_ms)}, None)
+
+
 SHAPELESS = {name: LEAST[name] for name in ("trainer", "model", "task_set")}
 SMOLLM2 = {**SMOLLM2_135M, "max_position_embeddings": 8192}
 
