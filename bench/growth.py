@@ -3,7 +3,9 @@
     python bench/growth.py [--entries 10000,100000,1000000] [--large] [--workers 1000] [--nodes 10000]
 
 The real core runs in virtual time and writes signed entries to SQLite and a mirror, with snapshots, as the coordinator
-does. One submission in twenty is audited by three validators. Each larger size is measured half a snapshot interval
+does. One submission in twenty is audited by three validators, more of a worker's first ones. What an unaudited
+submission writes is its own entries, its part of the entry that it shares, and its share of everything but the audits:
+heads, rounds, checkpoints, payouts, snapshots. Each larger size is measured half a snapshot interval
 after its round number, so that a restart has entries to replay. A restart opens the coordinator in a new process, on
 the files of one that did not stop; it is measured in CPU seconds, imports included. `--large` adds 10^7 entries.
 """
@@ -14,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmark import BenchmarkParser, print_result
@@ -29,7 +32,9 @@ from prime_coordinator.log.verify import VerifyOptions, verify_log
 from prime_coordinator.log.writer import LogWriter
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.state import LogPosition
+from prime_protocol.wire.codec import decode
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.messages import Heartbeat, NodeActivity
 from prime_runtime.clock import SystemClock
@@ -48,6 +53,8 @@ WORKERS_PER_GROUP = 32
 """From one range of addresses; the coordinator admits 64 an hour."""
 SAMPLES = 1_000
 ROUNDS = 5
+AUDIT_KINDS = ("AuditDrawn", "VerdictCommitted", "VerdictGiven", "Settled", "ValidatorScored")
+"""Entries that only an audited submission makes."""
 LARGE = 10**7
 
 
@@ -55,9 +62,25 @@ LARGE = 10**7
 class Written:
     """What a network has written since it was populated."""
 
-    entries: int = 0
-    bytes: int = 0
+    entries: Counter[str] = field(default_factory=Counter)
+    """By kind."""
+    bytes: Counter[str] = field(default_factory=Counter)
     submissions: int = 0
+    unaudited: int = 0
+
+    def read(self, leaf: bytes) -> None:
+        _, payload = decode_leaf(leaf)
+        self.entries[payload.kind] += 1
+        self.bytes[payload.kind] += len(leaf)
+        self.submissions += payload.kind == e.Submitted.__name__
+        if payload.kind == e.AcceptedUnaudited.__name__:
+            self.unaudited += len(decode(e.AcceptedUnaudited, payload.body).submissions)
+
+    def count_per_unaudited(self, counts: Counter[str]) -> float:
+        """Of entries or bytes: what only unaudited submissions make, and a share of what all make."""
+        shared = e.AcceptedUnaudited.__name__
+        common = sum(count for kind, count in counts.items() if kind not in (shared, *AUDIT_KINDS))
+        return counts[shared] / self.unaudited + common / self.submissions
 
 
 class Network:
@@ -121,7 +144,6 @@ class Network:
             self.scene.world.wait(LEASE_MS)
             for lease in leases:
                 self.open[self.scene.submit(lease)] = None
-            self.written.submissions += len(leases)
             self._settle()
             if not leases:
                 self.scene.publish()
@@ -161,8 +183,8 @@ class Network:
             self.snapshots.publish(noted)
         self.scene.drain()
         leaves = self.scene.world.leaves
-        self.written.entries += len(leaves)
-        self.written.bytes += sum(map(len, leaves))
+        for leaf in leaves:
+            self.written.read(leaf)
         self.log.enqueue(leaves)
         await self.log.flush()
         await self.log.sign_head()
@@ -252,12 +274,16 @@ def measure(root: Path, sizes: list[int], workers: int, nodes: int, snapshot_ent
     beats_us.append(network.time_heartbeat())
     print(f"heartbeat with outcomes: {beats_us[0]:.1f} us at {sizes[0]:,} entries and {len(small.workers)} nodes,")
     print(f"  {beats_us[1]:.1f} us at {network.size:,} entries and {nodes:,} nodes")
+    written = network.written
+    each, all_ = written.entries.total() / written.submissions, written.bytes.total() / written.submissions
+    print(f"{written.submissions:,} submissions, {1 - written.unaudited / written.submissions:.1%} audited:")
+    print(f"  {all_:.0f} bytes and {each:.2f} entries each, audits included")
     print_result(
         restart_growth=f"{restarts[-1] / restarts[0]:.2f}",
         poll_growth=f"{beats_us[1] / beats_us[0]:.2f}",
         verify_rss_mb=f"{rss_mb:.0f}",
-        bytes_per_submission=f"{network.written.bytes / network.written.submissions:.0f}",
-        entries_per_submission=f"{network.written.entries / network.written.submissions:.2f}",
+        bytes_per_submission=f"{written.count_per_unaudited(written.bytes):.0f}",
+        entries_per_submission=f"{written.count_per_unaudited(written.entries):.2f}",
         sync_entries_per_s=f"{rate:.0f}",
     )
 

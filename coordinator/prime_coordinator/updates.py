@@ -4,12 +4,13 @@ Every entry passes through `record`, so a reply costs what is new, not what is i
 gives the present stage of every submission that it still has; nodes and trainers hear those again, which is harmless.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from prime_coordinator.constants import UPDATES_KEPT_MAX
 from prime_protocol.constants import ACCEPTED_LISTED_MAX, UPDATES_LISTED_MAX
 from prime_protocol.ledger.entries import (
+    AcceptedUnaudited,
     Appealed,
     CheckpointPublished,
     Credited,
@@ -87,9 +88,12 @@ class SubmissionUpdates:
             case VerdictGiven(receipt=verdict):
                 self._record_reason(entry)
                 self._update(run, verdict.submission)
+            case AcceptedUnaudited(submissions=names):
+                self._record_settled(run, names, entry.list_credited())
+            case Settled(settled=settled):
+                self._record_settled(run, [each.submission for each in settled], entry.list_credited())
             case (
-                Settled(submission=name)
-                | SlashProposed(submission=name)
+                SlashProposed(submission=name)
                 | Appealed(submission=name)
                 | SlashExecuted(submission=name)
                 | SlashOverturned(submission=name)
@@ -105,6 +109,13 @@ class SubmissionUpdates:
                 self._accepted[run] = {
                     name: number for name, number in self._accepted.get(run, {}).items() if self._is_open(run, name)
                 }
+
+    def _record_settled(self, run: RunId, names: Iterable[Digest], credited: Iterable[Digest]) -> None:
+        """Submissions that share an entry are settled, and some of them credited."""
+        for name in names:
+            self._update(run, name)
+        for name in credited:
+            self._add_credited(run, name)
 
     def record_payout(self, run: RunId, submissions: dict[Digest, SubmissionState]) -> None:
         """The step of these submissions was paid."""

@@ -587,6 +587,12 @@ RETENTION_MS_MAX = 10 * 366 * 24 * 3_600_000
 LINEAGE_MAX = 1500
 """Most submissions named by one checkpoint: 1,500 digests are 51 kB, and an entry may have 65,535 bytes."""
 
+SETTLED_MAX = 512
+"""Most submissions that one entry settles. In a tick of a second 10,000 workers submit about 170."""
+
+SETTLED_BYTES_MAX = 100
+"""Most bytes of one submission in it: a digest with its outcome has 65 at most; named again, without credit, 34."""
+
 UNBONDINGS_MAX = 16
 """Most unbondings open at once behind one node, so that a slash looks at few."""
 
@@ -602,6 +608,7 @@ SUBMISSION_TOKENS_MAX = LEASE_SLOTS_MAX * SAMPLES_MAX * 2**20
 
 assert (SUBMISSION_TOKENS_MAX * FLOP_PER_TOKEN_MAX + 2**63 * FLOP_PER_CONTEXT_TOKEN_MAX) // FLOP_PER_UNIT < 2**63
 assert ROUNDS_MAX * QUORUM_MAX <= 256, "the verdicts on one submission must stay a page"
+assert SETTLED_MAX * SETTLED_BYTES_MAX + 1024 < LOG_ENTRY_BYTES_MAX, "the largest entry that settles fits the log"
 
 # --- Unsolicited entries ---------------------------------------------------------------------------------------------
 

@@ -45,8 +45,14 @@ def take(told: Told, entry: Any) -> None:
             told.leases[lease] = entry
         case e.Submitted(receipt=receipt):
             told.submitted[compute_receipt_id(receipt)] = receipt.lease
-        case e.Settled(submission=name, outcome=outcome):
-            told.settled.setdefault(name, []).append(outcome)
+        case e.AcceptedUnaudited(submissions=names):
+            for name in names:
+                told.settled.setdefault(name, []).append(Outcome.ACCEPT)
+            told.credited.update(entry.list_credited())
+        case e.Settled(settled=settled):
+            for each in settled:
+                told.settled.setdefault(each.submission, []).append(each.outcome)
+            told.credited.update(entry.list_credited())
         case e.Credited(submission=name):
             told.credited[name] += 1
         case e.SlashProposed(submission=name):

@@ -50,6 +50,10 @@ class Looker:
 
     # --- How things stand -------------------------------------------------------------------------------------------
 
+    async def newest_outcome(self) -> int:
+        """Place of the newest entry that settles submissions; -1: none, or no answer."""
+        return max(await self.newest("Settled"), await self.newest("AcceptedUnaudited"))
+
     async def newest(self, kind: str) -> int:
         """Place of the log's newest entry of a kind; -1: none, or no answer."""
         page = await self.ask(f"/log?kind={kind}&limit=1")

@@ -185,7 +185,7 @@ class Play:
         # All clocks are the machine's; those that were set apart are set right by now.
         began_s, since_ms = self.watch.awake_s, time.time_ns() // 1_000_000
         party_s = await until(lambda: looker.is_back(fault.party, since_ms, step), RECOVER_S, self.watch)
-        settled = await looker.newest("Settled")
+        settled = await looker.newest_outcome()
         work_s = (
             await until(lambda: self._settles(looker, settled), RECOVER_S, self.watch) if party_s is not None else None
         )
@@ -200,7 +200,7 @@ class Play:
         return await looker.is_back(name, time.time_ns() // 1_000_000 - 10_000, 0)
 
     async def _settles(self, looker: Looker, settled: int) -> bool:
-        return await looker.newest("Settled") > settled
+        return await looker.newest_outcome() > settled
 
     async def weigh(self) -> None:
         """For ever."""
@@ -226,7 +226,7 @@ class Play:
         if await until(lambda: self._is_quiet(looker), REST_S, self.watch) is None:
             self.trouble.append(f"work is open {REST_S:.0f} s after the last lease: {await looker.ask('/status')}")
         if self.chain:
-            await self._settle(self.chain, await looker.newest("Settled"))
+            await self._settle(self.chain, await looker.newest_outcome())
 
     async def _settle(self, chain: ChaosChain, last: int) -> None:
         """The chain has seen all that was settled, and promised pay for it."""

@@ -201,7 +201,7 @@ def test_payout_root_that_pays_its_operator_is_caught_by_a_replay_and_void_befor
     )
     settled.scene.give(world.id("sponsor"), 2 * BUDGET, chain.pool)
     chain.call(chain.pool, "fund", RUN_KEY, 2 * BUDGET, by=world.id("sponsor"))
-    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.settled("ann", Outcome.ACCEPT)
     world.publish()
     world.pay_out(0)
     world.wait(DAY_MS)

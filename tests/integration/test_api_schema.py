@@ -47,7 +47,7 @@ PLAN = [
 async def serve(folder: Path, told: "Future[tuple[str, asyncio.Event]]") -> None:
     """In a loop of its own: schemathesis asks and waits."""
     world = KeyedWorld.begun(lag_max=0)
-    world.credit(world.settled("ann", Outcome.ACCEPT, 0))
+    world.settled("ann", Outcome.ACCEPT, 0)
     world.convicted("bob", 1)
     context = await FakeAppContext.open(world, folder)
     context.config = replace(context.config, read_api=ReadApiConfig(per_second=1e6, burst=10**6))

@@ -104,7 +104,7 @@ async def test_what_the_log_paid_is_promised_on_the_chain_and_can_be_claimed_by_
         await started(made)
         world = made.world
         for slot, name in enumerate(("ann", "bob")):
-            world.credit(world.settled(name, Outcome.ACCEPT, slot))
+            world.settled(name, Outcome.ACCEPT, slot)
         world.publish()
         world.pay_out(0)
         await made.next_epoch()
@@ -262,7 +262,7 @@ async def test_a_coordinator_killed_between_transactions_goes_on_where_it_was(tm
     async with rig(tmp_path) as made:
         await started(made)
         world = made.world
-        world.credit(world.settled("bob", Outcome.ACCEPT, 1))
+        world.settled("bob", Outcome.ACCEPT, 1)
         name = world.convicted("ann", 2)
         world.publish()
         world.wait(2 * HOUR_MS)

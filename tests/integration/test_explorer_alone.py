@@ -71,7 +71,7 @@ def page(url: str, path: str) -> Any:
 @pytest.fixture
 def world() -> KeyedWorld:
     world = KeyedWorld.begun()
-    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.settled("ann", Outcome.ACCEPT)
     return world
 
 

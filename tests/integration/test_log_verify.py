@@ -38,7 +38,7 @@ def write_log(folder: Path, entries: int = 300) -> World:
         world.join(f"val-{number}", Role.VALIDATOR)
     world.create_run()
     world.publish()
-    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.settled("ann", Outcome.ACCEPT)
     while world.state.size < entries:
         world.note_head()
     write_mirror(folder, world.leaves, sign_head(world, origin, LOG_KEY))

@@ -25,11 +25,10 @@ ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULEN
 
 def tell() -> World:
     """An honest step, a failed lease, a slashed cheater, an upheld appeal, an invalid file, two disputes, two findings,
-    and the end."""
+    a file that is not audited, and the end."""
     world = World.started(validator_slash_nano=PENALTY, stake_min_nano=SLASH)
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0, 2)
-    world.credit(good)
     world.write("ann", e.LeaseEnded(lease=world.lease("ann", 2), reason="out of memory"))
     bad = world.submit(world.lease("bob", 3))
     world.judge(bad, FRAUDULENT, FRAUDULENT, ACCEPT)
@@ -50,14 +49,12 @@ def tell() -> World:
     for _ in range(3):
         world.judge(disputed, ACCEPT, FRAUDULENT, ACCEPT)
     assert world.settle(disputed) is ACCEPT, "no validator is left to ask, and no inspector is there"
-    world.credit(disputed)
     world.register("inspector", Role.RELAY)
     ruled = world.submit(world.lease("key", 7))
     against = [world.judge(ruled, ACCEPT, FRAUDULENT, ACCEPT)[1] for _ in range(3)]
     world.rule(ruled, ACCEPT)
     assert world.settle(ruled) is ACCEPT
     assert [world.score(validator, ruled) for validator in against] == 3 * [PENALTY]
-    world.credit(ruled)
     changed = replace(world.run.terms, quorum=1, version_next=2, upgrade_by_ms=world.now_ms + DAY_MS)
     world.coordinate(e.RunUpdated(terms=changed))
     world.publish(good)
@@ -72,10 +69,14 @@ def tell() -> World:
     world.wait(TERMS.appeal_ms)
     world.execute(bad)
     world.coordinate(e.NodeStatusSet(node=world.id("bob"), status=NodeStatus.BANNED, reason="cheated"))
-    world.credit(world.settled("key", ACCEPT))
+    world.settled("key", ACCEPT)
     tell_findings(world)
+    world.coordinate(e.RunUpdated(terms=replace(world.run.terms, audit_probation=0)))
+    world.publish()
+    world.not_drawn("key")
     world.set_run(RunStatus.CLOSED)
     world.pay_out(1)
+    world.pay_out(2)
     world.write("sponsor", e.PoolReturned(amount_nano=world.state.funds.pools[RUN]))
     world.write("owner", e.DelegationRevoked(node=world.id("key")))
     world.write("owner", e.Unbonded(node=world.id("key"), amount_nano=BOND))
@@ -90,7 +91,6 @@ def tell_findings(world: World) -> None:
     world.deposit("stranger", 2 * TOKEN)
     honest, forged = world.settled("ann", ACCEPT, 1), world.settled("ann", ACCEPT, 2)
     for name, outcome, end in ((honest, ACCEPT, world.dismiss), (forged, FRAUDULENT, world.uphold)):
-        world.credit(name)
         world.file_finding("stranger", name)
         world.agree(name, outcome)
         end(name)
@@ -103,7 +103,7 @@ def tell_on_chain() -> World:
     """Two funders of a pool on a chain, a slash that the court brings into it, pay, and what each funder has back."""
     world = World.started(domain=ON_CHAIN, slash_to=SlashDestination.POOL)
     world.fund("friend", 333 * TOKEN)
-    world.credit(world.settled("ann", ACCEPT))
+    world.settled("ann", ACCEPT)
     bad = world.convicted("bob", 1)
     world.wait(TERMS.appeal_ms)
     world.execute(bad)

@@ -49,16 +49,25 @@ class Watch:
                 first = lease.first_slot
                 self.slots[name] = {(lease.step, slot) for slot in range(first, first + lease.slots)}
                 self.unsettled.add(name)
+            case e.AcceptedUnaudited():
+                self.unsettled -= set(entry.submissions)
+                for name in entry.list_credited():
+                    self.credit(name)
             case e.Settled():
-                self.unsettled.remove(entry.submission)
+                self.unsettled -= {each.submission for each in entry.settled}
+                for name in entry.list_credited():
+                    self.credit(name)
             case e.Credited():
-                slots = self.slots[entry.submission]
-                assert self.credited.isdisjoint(slots), "a slot was credited twice"
-                self.credited |= slots
+                self.credit(entry.submission)
             case e.SlashProposed():
                 self.slashes.add(entry.submission)
             case e.SlashExecuted() | e.SlashOverturned():
                 self.slashes.remove(entry.submission)
+
+    def credit(self, name: Digest) -> None:
+        slots = self.slots[name]
+        assert self.credited.isdisjoint(slots), "a slot was credited twice"
+        self.credited |= slots
 
 
 def run_mob(seed: int) -> tuple[CoreMob, Watch]:

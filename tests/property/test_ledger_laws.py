@@ -67,6 +67,8 @@ class Case:
     owner: NodeId
     terms: RunTerms
     slots: set[tuple[int, int]]
+    is_spared: bool = False
+    """No audit fell on it."""
     draws: list[tuple[NodeId, ...]] = field(default_factory=list)
     votes: list[Counter[Outcome]] = field(default_factory=list)
     outcome: Outcome | None = None
@@ -283,12 +285,22 @@ class Witness:
                 case.ruling = outcome
             case e.PaidOut():
                 self.watch_debts(entry)
-            case e.Settled(submission=name, outcome=outcome):
-                case = self.cases[name]
-                case.outcome = outcome
-                undrawn = case.draws == [()]
-                decided = case.decided(unasked=self.unasked(case, at_ms))
-                assert outcome in (Outcome.ACCEPT if undrawn else decided, Outcome.INVALID)
+            case e.AcceptedUnaudited(submissions=names):
+                for name in names:
+                    case = self.cases[name]
+                    assert case.outcome is None
+                    assert not case.draws
+                    case.outcome, case.is_spared = Outcome.ACCEPT, True
+                for name in entry.list_credited():
+                    self.watch_credit(name)
+            case e.Settled(settled=settled):
+                for each in settled:
+                    case = self.cases[each.submission]
+                    assert case.outcome is None
+                    case.outcome = each.outcome
+                    assert each.outcome in (case.decided(unasked=self.unasked(case, at_ms)), Outcome.INVALID)
+                for name in entry.list_credited():
+                    self.watch_credit(name)
             case _:
                 self.watch_end(entry, at_ms, author, owners)
 
@@ -323,17 +335,20 @@ class Witness:
         fit = [n for n in self.world.run.validators if state.is_delegated(n, at_ms) and n not in asked]
         return len({state.owners[node] for node in fit} - asked - {case.owner})
 
+    def watch_credit(self, name: Digest) -> None:
+        case = self.cases[name]
+        assert case.outcome is Outcome.ACCEPT
+        is_accepted = sum(case.votes, Counter())[Outcome.ACCEPT] > case.terms.quorum // 2
+        assert case.is_spared or is_accepted or case.ruling is Outcome.ACCEPT
+        assert self.credited.isdisjoint(case.slots)
+        self.credited |= case.slots
+        self.earners.add(case.owner)
+        self.credited_to.add((case.owner, case.node))
+
     def watch_end(self, entry: Any, at_ms: int, author: NodeId, owners: dict[NodeId, NodeId]) -> None:
         match entry:
             case e.Credited(submission=name):
-                case = self.cases[name]
-                assert case.outcome is Outcome.ACCEPT
-                is_accepted = sum(case.votes, Counter())[Outcome.ACCEPT] > case.terms.quorum // 2
-                assert case.draws == [()] or is_accepted or case.ruling is Outcome.ACCEPT
-                assert self.credited.isdisjoint(case.slots)
-                self.credited |= case.slots
-                self.earners.add(case.owner)
-                self.credited_to.add((case.owner, case.node))
+                self.watch_credit(name)
             case e.CheckpointPublished(trained_on=names):
                 assert all(self.cases[name].outcome is Outcome.ACCEPT for name in names)
             case e.RunFunded(amount_nano=amount):
@@ -410,8 +425,6 @@ def run_finders(seed: int) -> tuple[World, Witness]:
     witness = Witness(world)
     world.apply = witness.apply  # type: ignore[method-assign]
     name = world.not_drawn("ann")
-    world.settle(name)
-    world.credit(name)
     world.deposit("sponsor", world.run.terms.finding_bond_nano)
     world.file_finding("sponsor", name)
     for _ in range(FINDING_ACTS):

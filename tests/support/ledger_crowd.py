@@ -19,7 +19,7 @@ from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, 
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.funds import StakeKey
 from prime_protocol.ledger.replay import ENTRY_RULES, EntryAuthor
-from prime_protocol.ledger.rewards import compute_refund_nano
+from prime_protocol.ledger.rewards import compute_refund_nano, find_uncredited, is_creditable
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step, Ticker
 from prime_protocol.wire.signing import Signature
@@ -37,6 +37,7 @@ from support.ledger_network import (
     World,
     digest,
     make_commitment,
+    make_settled,
 )
 
 WORKERS = ["ann", "bob", "cat", "key"]
@@ -137,7 +138,7 @@ class Mob:
             world.credit(name)
         elif submission.outcome is None and self.dice.random() < 0.5:
             outcome = compute_settled_outcome(world.state, run, name, world.now_ms)
-            world.coordinate(e.Settled(submission=name, outcome=outcome or Outcome.ACCEPT))
+            world.coordinate(settled_by_the_slots(world, name, outcome or Outcome.ACCEPT))
         else:
             self.judge(name)
 
@@ -178,7 +179,25 @@ class Mob:
         else:
             drawn = compute_draw(world.state, world.run, name, world.now_ms) or ()
             number, source = len(submission.rounds), submission.randomness[0]
-            world.coordinate(e.AuditDrawn(submission=name, round=number, randomness_round=source, validators=drawn))
+            if drawn or number:
+                drawn = drawn or (world.id("ann"),)
+                world.coordinate(e.AuditDrawn(submission=name, round=number, randomness_round=source, validators=drawn))
+            else:
+                self.accept_unaudited(source)
+
+    def accept_unaudited(self, source: int) -> None:
+        """All that wait for this round and are spared; now and then one too many."""
+        world, run, is_greedy = self.world, self.world.run, self.dice.random() < 0.1
+        waiting = [
+            name
+            for name, each in run.submissions.items()
+            if each.outcome is None and not each.rounds and each.randomness and each.randomness[0] == source
+        ]
+        draws = {name: compute_draw(world.state, run, name, world.now_ms) for name in waiting}
+        names = tuple(name for name, drawn in draws.items() if drawn == () or is_greedy)
+        world.coordinate(
+            e.AcceptedUnaudited(randomness_round=source, submissions=names, uncredited=find_uncredited(run, names))
+        )
 
     def make_verdict(self, validator: str, name: Digest) -> e.VerdictGiven:
         """What somebody who was drawn finds."""
@@ -337,6 +356,11 @@ def wind_down(world: World) -> None:
         world.write(world.names[account], e.Withdrawn(amount_nano=amount_nano))
 
 
+def settled_by_the_slots(world: World, name: Digest, outcome: Outcome) -> e.Settled:
+    """The outcome of one submission, credited where its slots are free."""
+    return make_settled(name, outcome, find_uncredited(world.run, [name] if outcome is Outcome.ACCEPT else []))
+
+
 def end_submission(world: World, name: Digest) -> None:
     """Settle it, credit it or carry out its slash, without any further verdict."""
     run, submission = world.run, world.submission(name)
@@ -345,10 +369,11 @@ def end_submission(world: World, name: Digest) -> None:
     if submission.outcome is None:
         while compute_settled_outcome(world.state, run, name, world.now_ms) is None:
             world.note_head()
-            if compute_draw(world.state, run, name, world.now_ms) is not None:
-                world.draw(name)
+            if compute_draw(world.state, run, name, world.now_ms) is not None and not world.draw(name):
+                break
             world.wait(2 * TERMS.verdict_ms + REVEAL_MS)  # for verdicts, or for an inspector
-        world.settle(name)
+        if submission.outcome is None:
+            world.settle(name)
     if name in run.findings and not run.findings[name].is_upheld:
         world.wait(run.get_terms(submission).judgement_ms)
         is_fraud = tally_outcome(world.state, run, name, world.now_ms) is Outcome.FRAUDULENT
@@ -361,8 +386,7 @@ def end_submission(world: World, name: Digest) -> None:
         failed = tally_outcome(world.state, run, name, world.now_ms) is Outcome.FRAUDULENT
         end = world.execute if slash.appealed_at_ms is None or failed else world.overturn
         end(name)
-    is_creditable = submission.outcome is Outcome.ACCEPT and not submission.credited
-    if is_creditable and run.steps[submission.step].credited.isdisjoint(submission.slots):
+    if is_creditable(run, submission):
         world.credit(name)
 
 

@@ -19,7 +19,7 @@ from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, 
 from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, FindingUpheld, Outcome, Role
 from prime_protocol.ledger.randomness_chain import make_own_chain, sign_round
 from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, Ledger
-from prime_protocol.ledger.rewards import compute_submission_units
+from prime_protocol.ledger.rewards import compute_submission_units, find_uncredited
 from prime_protocol.ledger.slashes import compute_penalty_nano
 from prime_protocol.ledger.state import LedgerState, RunState, SubmissionState
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
@@ -105,6 +105,11 @@ def digest(text: str) -> Digest:
 
 def make_commitment(verdict: e.VerdictGiven) -> e.VerdictCommitted:
     return e.VerdictCommitted(submission=verdict.receipt.submission, commitment=hash_bytes(encode(verdict)))
+
+
+def make_settled(name: Digest, outcome: Outcome, uncredited: tuple[Digest, ...] = ()) -> e.Settled:
+    """Of one submission."""
+    return e.Settled(settled=(e.SubmissionOutcome(submission=name, outcome=outcome),), uncredited=uncredited)
 
 
 def make_registration(
@@ -400,6 +405,7 @@ class World:
         return compute_receipt_id(entry.receipt)
 
     def credit(self, name: Digest) -> None:
+        """A credit that was not possible when it was settled."""
         submission = self.submission(name)
         self.coordinate(
             e.Credited(submission=name, units=compute_submission_units(self.run.get_terms(submission), submission))
@@ -411,13 +417,17 @@ class World:
     # --- Judgement --------------------------------------------------------------------------------------------------
 
     def draw(self, name: Digest) -> list[str]:
-        """A head and the next round; who was drawn."""
+        """A head and the next round; who was drawn. Where nobody was, the submission is accepted."""
         self.note_head()
         submission = self.submission(name)
         assert submission.randomness is not None
         drawn = compute_draw(self.state, self.run, name, self.now_ms)
         assert drawn is not None, "too few validators"
         number = submission.randomness[0]
+        if not drawn:
+            uncredited = find_uncredited(self.run, [name])
+            self.coordinate(e.AcceptedUnaudited(randomness_round=number, submissions=(name,), uncredited=uncredited))
+            return []
         entry = e.AuditDrawn(submission=name, round=len(submission.rounds), randomness_round=number, validators=drawn)
         self.coordinate(entry)
         return [self.names[node] for node in drawn]
@@ -512,20 +522,20 @@ class World:
         self.write(by, self.inspection(name, found))
 
     def not_drawn(self, node: str) -> Digest:
-        """A submission that no draw falls on; the ones before it are judged and credited, so the chance rises."""
+        """A submission that no draw falls on, accepted; the ones before it are judged, so the chance rises."""
         for slot in range(self.run.terms.slots_per_step):
             name = self.submit(self.lease(node, slot))
             if not self.draw(name):
                 return name
             self.agree(name, Outcome.ACCEPT, is_drawn=True)
             self.settle(name)
-            self.credit(name)
         raise AssertionError("every submission was drawn; give the run more slots")
 
     def settle(self, name: Digest) -> Outcome:
         outcome = compute_settled_outcome(self.state, self.run, name, self.now_ms)
         assert outcome is not None, "nothing to settle yet"
-        self.coordinate(e.Settled(submission=name, outcome=outcome))
+        uncredited = find_uncredited(self.run, [name] if outcome is Outcome.ACCEPT else [])
+        self.coordinate(make_settled(name, outcome, uncredited))
         return outcome
 
     def settled(

@@ -5,7 +5,7 @@ submission continues where the log left it, even between an outcome and its cons
 """
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from prime_coordinator.audits.cases import (
@@ -18,7 +18,7 @@ from prime_coordinator.audits.cases import (
 from prime_coordinator.audits.validators import InspectionScheduler, MissedVerdicts, ValidatorReputation
 from prime_coordinator.constants import AUDIT_RETRY_MS, GRACE_MS
 from prime_coordinator.entry_writer import EntryWriter
-from prime_protocol.constants import AUDITS_LISTED_MAX, REVEAL_MS, ROUNDS_MAX
+from prime_protocol.constants import AUDITS_LISTED_MAX, REVEAL_MS, ROUNDS_MAX, SETTLED_MAX
 from prime_protocol.ledger.audits import (
     awaits_ruling,
     compute_draw,
@@ -27,8 +27,16 @@ from prime_protocol.ledger.audits import (
     is_round_over,
     needs_new_round,
 )
-from prime_protocol.ledger.entries import AuditDrawn, Credited, Outcome, Settled, ValidatorScored
-from prime_protocol.ledger.rewards import compute_submission_units
+from prime_protocol.ledger.entries import (
+    AcceptedUnaudited,
+    AuditDrawn,
+    Credited,
+    Outcome,
+    Settled,
+    SubmissionOutcome,
+    ValidatorScored,
+)
+from prime_protocol.ledger.rewards import compute_submission_units, find_uncredited, is_creditable
 from prime_protocol.ledger.slashes import compute_penalty_nano
 from prime_protocol.ledger.state import SubmissionState
 from prime_protocol.wire.ids import Digest, NodeId, RunId
@@ -61,6 +69,8 @@ class AuditScheduler:
         """Submissions whose next draw waits for a head to be noted."""
         self._waiting_for_round: dict[SubmissionKey, None] = {}
         """Those that wait for the round which a noted head has fixed."""
+        self._decided: list[AuditCase] = []
+        """Whose outcome this tick has found and not yet written."""
         self.is_appealable: Callable[[Digest], bool] = lambda name: False
         """Whether an appeal against a slash may still come from the chain; the app sets it."""
         self.just_settled: list[tuple[RunId, SubmissionState]] = []
@@ -126,10 +136,34 @@ class AuditScheduler:
             _, run, name = heapq.heappop(self._timers)
             self.mark_ready(run, name)
         ready, self._ready = self._ready, {}
-        for run, name in ready:
-            # The ledger drops a step that is over and paid, with its submissions.
-            if name in self._entry_writer.state.runs[run].submissions:
-                self._advance(AuditCase.of(self._entry_writer.state, run, name), now_ms)
+        runs = self._entry_writer.state.runs
+        # The ledger drops a step that is over and paid, with its submissions.
+        known = [(run, name) for run, name in ready if name in runs[run].submissions]
+        cases = [AuditCase.of(self._entry_writer.state, run, name) for run, name in known]
+        first_draws = [case for case in cases if _is_first_draw(case)]
+        others = [case for case in cases if not _is_first_draw(case)]
+        # The streaks that these draws depend on change when outcomes are written, so the draws come first.
+        self._make_first_draws(first_draws, now_ms)
+        for case in others:
+            self._advance(case, now_ms)
+        self._settle_decided(now_ms)
+
+    def _make_first_draws(self, cases: list[AuditCase], now_ms: int) -> None:
+        """Draw the audits. All submissions that are spared share entries."""
+        spared: dict[tuple[RunId, int], list[AuditCase]] = {}
+        for case in cases:
+            if compute_draw(self._entry_writer.state, case.run, case.name, now_ms) == ():
+                assert case.submission.randomness is not None
+                spared.setdefault((case.run_name, case.submission.randomness[0]), []).append(case)
+            else:
+                self._advance(case, now_ms)
+        for (run, number), found in spared.items():
+            for shared in _share(found):
+                names = tuple(case.name for case in shared)
+                uncredited = find_uncredited(shared[0].run, names)
+                entry = AcceptedUnaudited(randomness_round=number, submissions=names, uncredited=uncredited)
+                self._entry_writer.append_own(entry, run, now_ms)
+                self._record_settled(shared)
 
     def _advance(self, case: AuditCase, now_ms: int) -> None:
         if case.submission.outcome is None:
@@ -148,7 +182,8 @@ class AuditScheduler:
         if self._is_in_grace(case, now_ms):
             self._set_timer(case, self._grace_until_ms)
         elif outcome is not None:
-            self._settle(case, outcome, now_ms)
+            self._close_round(case, now_ms)
+            self._decided.append(case)
         elif not case.rounds or needs_new_round(case.rounds, case.terms, now_ms):
             self._draw_or_wait(case, now_ms)
 
@@ -185,6 +220,7 @@ class AuditScheduler:
         drawn = compute_draw(self._entry_writer.state, case.run, case.name, now_ms)
         if drawn is None:
             return False
+        assert drawn, f"no audit falls on {case.name}, so it is accepted without one"
         entry = AuditDrawn(submission=case.name, round=number, randomness_round=randomness_round, validators=drawn)
         self._entry_writer.append_own(entry, case.run_name, now_ms)
         self._assign(case)
@@ -204,13 +240,35 @@ class AuditScheduler:
 
     # --- The outcome and what follows from it -----------------------------------------------------------------------
 
-    def _settle(self, case: AuditCase, outcome: Outcome, now_ms: int) -> None:
-        self._close_round(case, now_ms)
-        self._entry_writer.append_own(Settled(submission=case.name, outcome=outcome), case.run_name, now_ms)
-        self.just_settled.append((case.run_name, case.submission))
-        if outcome is not Outcome.FRAUDULENT:
-            self._finish(case, now_ms, is_decided=is_clear(case.run, case.name))
-        self._conclude(case, now_ms)
+    def _settle_decided(self, now_ms: int) -> None:
+        """Write the outcomes of this tick, several in one entry, and then what follows from each."""
+        decided, self._decided = self._decided, []
+        runs: dict[RunId, list[AuditCase]] = {}
+        for case in decided:
+            runs.setdefault(case.run_name, []).append(case)
+        for run, found in runs.items():
+            for shared in _share(found):
+                settled = tuple(self._make_outcome(case, now_ms) for case in shared)
+                accepted = [each.submission for each in settled if each.outcome is Outcome.ACCEPT]
+                uncredited = find_uncredited(shared[0].run, accepted)
+                self._entry_writer.append_own(Settled(settled=settled, uncredited=uncredited), run, now_ms)
+                self._record_settled(shared)
+        for case in decided:
+            if case.submission.outcome is not Outcome.FRAUDULENT:
+                self._finish(case, now_ms, is_decided=is_clear(case.run, case.name))
+            self._conclude(case, now_ms)
+
+    def _make_outcome(self, case: AuditCase, now_ms: int) -> SubmissionOutcome:
+        """Computed again: closing a round may have suspended a validator that another submission waited for."""
+        outcome = compute_settled_outcome(self._entry_writer.state, case.run, case.name, now_ms)
+        assert outcome is not None, "fewer validators leave less to wait for"
+        return SubmissionOutcome(submission=case.name, outcome=outcome)
+
+    def _record_settled(self, cases: Iterable[AuditCase]) -> None:
+        for case in cases:
+            self.just_settled.append((case.run_name, case.submission))
+            if case.submission.credited:
+                self.just_credited.append((case.run_name, case.submission))
 
     def _finish(self, case: AuditCase, now_ms: int, *, is_decided: bool) -> None:
         """The outcome is final. A fraudulent one is when its slash ends: an appeal may still need an inspector."""
@@ -219,16 +277,15 @@ class AuditScheduler:
             self._reputation.record_outcome(case.run_name, case.submission, now_ms)
 
     def _conclude(self, case: AuditCase, now_ms: int) -> None:
-        """Append the credit, the slash proposal and the scores that are still missing."""
+        """Append the slash proposal, a credit that was not possible before, and the scores that are still missing."""
         submission = case.submission
         if submission.outcome is Outcome.FRAUDULENT and not submission.slashed:
             propose_slash(self._entry_writer, case, now_ms)
             assert case.slash is not None
             self._set_timer(case, case.slash.appeal_until_ms)
             return
-        # A duplicate of the lease may already be credited for the same slots.
-        is_creditable = case.run.steps[submission.step].credited.isdisjoint(submission.slots)
-        if submission.outcome is Outcome.ACCEPT and not submission.credited and is_creditable:
+        # On appeal it was accepted, or the credit of another answer to its slots was taken back.
+        if is_creditable(case.run, submission):
             units = compute_submission_units(case.terms, submission)
             self._entry_writer.append_own(Credited(submission=case.name, units=units), case.run_name, now_ms)
             self.just_credited.append((case.run_name, submission))
@@ -324,6 +381,18 @@ class AuditScheduler:
     def _unassign(self, validator: NodeId, name: SubmissionKey) -> None:
         _remove(self._assigned, validator, name)
         _remove(self._committed, validator, name)
+
+
+def _is_first_draw(case: AuditCase) -> bool:
+    """Whether it is to be decided now if a submission is audited at all."""
+    is_open = case.submission.outcome is None and not case.submission.rounds
+    return is_open and case.submission.randomness is not None
+
+
+def _share(cases: list[AuditCase]) -> list[list[AuditCase]]:
+    """As they share entries: in the order of the log, so many in one."""
+    ordered = sorted(cases, key=lambda case: case.submission.position.index)
+    return [ordered[start : start + SETTLED_MAX] for start in range(0, len(ordered), SETTLED_MAX)]
 
 
 def _remove(table: dict[NodeId, dict[SubmissionKey, Any]], validator: NodeId, name: SubmissionKey) -> None:

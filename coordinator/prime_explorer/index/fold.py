@@ -6,6 +6,7 @@ index and the ledger always agree.
 """
 
 import json
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -20,7 +21,7 @@ from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger
 from prime_protocol.ledger.state import LedgerState
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import open_envelope
-from prime_protocol.wire.ids import NodeId, RunId, friendly_name
+from prime_protocol.wire.ids import Digest, NodeId, RunId, friendly_name
 from prime_runtime.formatting import format_amount, format_bytes
 
 BRIEF_CHARS_MAX = 160
@@ -75,14 +76,17 @@ def _write_work_brief(entry: Any, ticker: str) -> str:
         case e.Submitted(receipt=receipt, output_tokens=tokens, file_bytes=size):
             return f"lease {receipt.lease:,}, step {receipt.step:,}: {tokens:,} tokens, {format_bytes(size)}"
         case e.AuditDrawn(round=number, validators=validators):
-            drawn = ", ".join(map(friendly_name, validators))
-            return f"round {number}: {drawn}" if validators else "not drawn for audit"
+            return f"round {number}: {', '.join(map(friendly_name, validators))}"
+        case e.AcceptedUnaudited(submissions=names, uncredited=uncredited):
+            return f"{_count_submissions(len(names))}{_count_uncredited(uncredited)}"
         case e.VerdictCommitted(commitment=commitment):
             return f"digest {str(commitment)[:10]}…"
         case e.VerdictGiven(outcome=outcome, reason=reason):
             return _with_reason(str(outcome), reason)
-        case e.Settled(outcome=outcome):
-            return str(outcome)
+        case e.Settled(settled=settled, uncredited=uncredited):
+            outcomes = Counter(str(each.outcome) for each in settled)
+            counts = ", ".join(f"{count:,} {outcome}" for outcome, count in sorted(outcomes.items()))
+            return f"{counts if len(settled) > 1 else settled[0].outcome}{_count_uncredited(uncredited)}"
         case e.Credited(units=units):
             return "1 unit" if units == 1 else f"{units:,} units"
         case e.PaidOut(step=step):
@@ -99,6 +103,14 @@ def _write_work_brief(entry: Any, ticker: str) -> str:
         case e.Appealed(reason=reason) | FindingFiled(reason=reason):
             return reason
     return ""
+
+
+def _count_submissions(count: int) -> str:
+    return "1 submission" if count == 1 else f"{count:,} submissions"
+
+
+def _count_uncredited(uncredited: tuple[Digest, ...]) -> str:
+    return f"; {len(uncredited):,} without credit" if uncredited else ""
 
 
 def _with_reason(text: str, reason: str) -> str:
@@ -148,7 +160,8 @@ class LogFold:
     def _describe(self, about: FoldedEntry, seen: Any) -> Iterator[SqlWrite]:
         entry, state, dirty = about.entry, self.state, self._dirty
         subjects = [text for text in list_subjects(about.run, entry) if text.startswith("0x")]
-        first = bytes.fromhex(subjects[0][2:]) if subjects else None
+        is_shared = isinstance(entry, e.AcceptedUnaudited | e.Settled) and len(subjects) > 1
+        first = bytes.fromhex(subjects[0][2:]) if subjects and not is_shared else None
         run = find_run(about.run, entry)
         yield ADD_ENTRY, (
             about.index, about.at_ms, type(entry).__name__, about.author, run, first, write_brief(entry, state.ticker)

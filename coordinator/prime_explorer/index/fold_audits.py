@@ -24,8 +24,11 @@ def describe(state: LedgerState, about: FoldedEntry, seen: Any, dirty: DirtyRows
             yield from _add_round(state, about)
         case e.VerdictGiven():
             yield from _add_verdict(state, about)
-        case e.Settled():
-            yield from _settle(state, about, dirty)
+        case e.AcceptedUnaudited():
+            yield from _accept_unaudited(state, about, dirty)
+        case e.Settled(settled=settled):
+            for each in settled:
+                yield from _settle(state, about, each.submission, each.outcome, dirty)
         case e.ValidatorScored(validator=node):
             dirty.nodes.setdefault(node, about)
         case e.Inspected():
@@ -63,9 +66,22 @@ def _add_round(state: LedgerState, about: FoldedEntry) -> Iterator[SqlWrite]:
     )  # fmt: skip
     yield DRAW, (about.at_ms, len(entry.validators), entry.submission)
     if entry.round == 0:
-        counter = "audited" if entry.validators else "undrawn"
-        yield f"UPDATE runs SET {counter}={counter}+1 WHERE run=?", (run,)
-    yield COUNT_DRAW, (about.at_ms, entry.round == 0 and bool(entry.validators), run, submission.step)
+        yield "UPDATE runs SET audited=audited+1 WHERE run=?", (run,)
+    yield COUNT_DRAW, (about.at_ms, entry.round == 0, run, submission.step)
+
+
+def _accept_unaudited(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
+    entry, run = about.entry, about.run
+    assert run is not None
+    for name in entry.submissions:
+        submission = state.runs[run].submissions[name]
+        yield "INSERT INTO rounds VALUES (?,?,?,?,?,?)", (
+            name, 0, about.index, about.at_ms, entry.randomness_round, json.dumps([]),
+        )  # fmt: skip
+        yield DRAW, (about.at_ms, 0, name)
+        yield COUNT_DRAW, (about.at_ms, False, run, submission.step)
+        yield from _settle(state, about, name, Outcome.ACCEPT, dirty)
+    yield "UPDATE runs SET undrawn=undrawn+? WHERE run=?", (len(entry.submissions), run)
 
 
 def _add_verdict(state: LedgerState, about: FoldedEntry) -> Iterator[SqlWrite]:
@@ -96,11 +112,12 @@ def _inspect(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterat
         dirty.nodes.setdefault(seen.reader, about)
 
 
-def _settle(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
-    name, run = about.entry.submission, about.run
+def _settle(
+    state: LedgerState, about: FoldedEntry, name: Digest, outcome: Outcome, dirty: DirtyRows
+) -> Iterator[SqlWrite]:
+    run = about.run
     assert run is not None
     submission = state.runs[run].submissions[name]
-    outcome = about.entry.outcome
     yield SETTLE, (
         PROGRESS[outcome], about.index, about.at_ms, name, name, str(outcome), explain(submission), name,
     )  # fmt: skip

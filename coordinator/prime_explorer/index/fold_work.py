@@ -8,9 +8,9 @@ from typing import Any
 from prime_explorer.index.schema import DirtyRows, FoldedEntry, SqlWrite
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.funds import StakeKey
-from prime_protocol.ledger.rewards import compute_step_shares
+from prime_protocol.ledger.rewards import compute_step_shares, compute_submission_units
 from prime_protocol.ledger.state import LedgerState, RunState
-from prime_protocol.wire.ids import RunId, Step
+from prime_protocol.wire.ids import Digest, RunId, Step
 from prime_protocol.wire.typed_data import compute_receipt_id
 
 
@@ -41,8 +41,11 @@ def describe(state: LedgerState, about: FoldedEntry, seen: Any, dirty: DirtyRows
             yield from _end_lease(about, seen, dirty)
         case e.Submitted():
             yield from _submit(state, about, dirty)
-        case e.Credited():
-            yield from _credit(state, about, dirty)
+        case e.Credited(submission=name):
+            yield from _credit(state, about, name, dirty)
+        case e.AcceptedUnaudited() | e.Settled():
+            for name in about.entry.list_credited():
+                yield from _credit(state, about, name, dirty)
         case e.PaidOut():
             yield from _pay(about, seen, dirty)
 
@@ -115,21 +118,22 @@ def _submit(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterato
     dirty.steps[(run, submission.step)] = None
 
 
-def _credit(state: LedgerState, about: FoldedEntry, dirty: DirtyRows) -> Iterator[SqlWrite]:
-    entry, run = about.entry, about.run
+def _credit(state: LedgerState, about: FoldedEntry, name: Digest, dirty: DirtyRows) -> Iterator[SqlWrite]:
+    run = about.run
     assert run is not None
-    submission = state.runs[run].submissions[entry.submission]
-    is_carried = state.runs[run].steps[submission.step].paid
+    submission = state.runs[run].submissions[name]
+    step = state.runs[run].steps[submission.step]
+    units = compute_submission_units(step.terms, submission)
     yield "UPDATE submissions SET units=?, credited_idx=?, is_carried=? WHERE submission=?", (
-        entry.units, about.index, is_carried, entry.submission,
+        units, about.index, step.paid, name,
     )  # fmt: skip
     yield "UPDATE steps SET units=units+?, slots_done=slots_done+? WHERE run=? AND step=?", (
-        entry.units, len(submission.slots), run, submission.step,
+        units, len(submission.slots), run, submission.step,
     )  # fmt: skip
     yield "UPDATE contributions SET units=units+? WHERE node=? AND run=? AND step=?", (
-        entry.units, submission.node, run, submission.step,
+        units, submission.node, run, submission.step,
     )  # fmt: skip
-    yield "UPDATE runs SET units=units+? WHERE run=?", (entry.units, run)
+    yield "UPDATE runs SET units=units+? WHERE run=?", (units, run)
     dirty.nodes.setdefault(submission.node, about)
     dirty.steps[(run, submission.step)] = None
 

@@ -426,6 +426,9 @@ BACKDATED_ENTRY = _attack(
     "replay",
     gains="a friend's forged work is never audited",
 )
+SMUGGLED_CREDIT = _attack(
+    COORDINATOR, "smuggled-credit", "credits a drawn file among spared ones", PROVEN, "replay", gains="forged work paid"
+)
 BROKEN_RULE = _attack(
     COORDINATOR,
     "broken-rule",
@@ -488,6 +491,7 @@ ALL_ATTACKS = (
     *COORDINATOR_ATTACKS,
     GROUND_DRAW,
     BACKDATED_ENTRY,
+    SMUGGLED_CREDIT,
     BROKEN_RULE,
     WRONG_CLOCK,
     EXPIRED_EVIDENCE,

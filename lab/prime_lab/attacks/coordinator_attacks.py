@@ -15,6 +15,7 @@ from prime_lab.attacks.catalog import (
     BROKEN_RULE,
     COORDINATOR_ATTACKS,
     GROUND_DRAW,
+    SMUGGLED_CREDIT,
     WRONG_CLOCK,
     Attack,
     AttackResult,
@@ -39,14 +40,18 @@ from prime_protocol.constants import BASIS_POINTS, ENVELOPE_LIFE_MS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.accusation import Accusation, BrokenRule, judge_accusation
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.entries import LogRecord
+from prime_protocol.ledger.audits import compute_draw
+from prime_protocol.ledger.entries import Entry, LogRecord
 from prime_protocol.ledger.entry_index import decode_leaf
-from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger, replay
+from prime_protocol.ledger.replay import ENTRY_RULES, ENTRY_TYPES, EntryScope, Ledger, replay
+from prime_protocol.ledger.rewards import find_uncredited
+from prime_protocol.ledger.state import LedgerState
 from prime_protocol.log.merkle import Frontier, MerkleTree, compute_leaf_hash
 from prime_protocol.log.tiles import Tile, encode_tile, list_new_bundles
 from prime_protocol.log.tree_head import TreeHead, VerifierKey, sign_tree_head
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import Payload, seal_envelope
+from prime_protocol.wire.ids import Digest
 
 
 def find_entry(leaves: Leaves, kind: type, is_wanted: Callable[[Any], bool] = lambda entry: True) -> int:
@@ -65,7 +70,7 @@ def rewrite_entry(host: CoordinatorHost, leaf: bytes, change: Callable[[Any], An
     entry = change(decode(ENTRY_TYPES[payload.kind], payload.body))
     frame = seal_envelope(
         host.key,
-        kind=payload.kind,
+        kind=type(entry).__name__,
         body=encode(entry),
         network=payload.network,
         run=payload.run,
@@ -105,12 +110,17 @@ def drop_submission(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
     return list(leaves[: find_entry(leaves, e.Submitted)])
 
 
-def change_draw(change: Callable[[e.AuditDrawn], e.AuditDrawn]) -> Callable[[CoordinatorHost, Leaves], list[bytes]]:
+def change_draw(change: Callable[[e.AuditDrawn], Entry]) -> Callable[[CoordinatorHost, Leaves], list[bytes]]:
     def bend(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
-        position = find_entry(leaves, e.AuditDrawn, lambda entry: bool(entry.validators))
+        position = find_entry(leaves, e.AuditDrawn)
         return [*leaves[:position], rewrite_entry(host, leaves[position], change), *leaves[position + 1 :]]
 
     return bend
+
+
+def spare(entry: e.AuditDrawn) -> e.AcceptedUnaudited:
+    """Accept what was to be audited."""
+    return e.AcceptedUnaudited(randomness_round=entry.randomness_round, submissions=(entry.submission,))
 
 
 def backdate_entry(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
@@ -125,7 +135,7 @@ FORGED_LOGS: dict[str, Callable[[CoordinatorHost, Leaves], list[bytes]]] = {
     "reordered-log": reorder_submissions,
     "dropped-submission": drop_submission,
     "invented-draw": change_draw(lambda entry: replace(entry, validators=tuple(reversed(entry.validators)))),
-    "spared-draw": change_draw(lambda entry: replace(entry, validators=())),
+    "spared-draw": change_draw(spare),
     "back-dated-head": change_draw(lambda entry: replace(entry, randomness_round=entry.randomness_round - 1)),
     "back-dated-entry": backdate_entry,
 }
@@ -182,6 +192,7 @@ def attack_draws() -> Iterator[tuple[Attack, AttackResult]]:
     pairs: list[tuple[Attack, Callable[[CoordinatorHost, Leaves], AttackResult]]] = [
         (GROUND_DRAW, grind_log),
         (BACKDATED_ENTRY, insert_behind_round),
+        (SMUGGLED_CREDIT, smuggle_credit),
     ]
     for attack, attempt in pairs:
         for seed in GRINDING_SEEDS:
@@ -245,6 +256,38 @@ def backdate_submission(host: CoordinatorHost, leaves: Leaves, head: int, late: 
     return [*leaves[:head], moved, noted, *leaves[head + 1 : late]]
 
 
+def smuggle_credit(host: CoordinatorHost, leaves: Leaves) -> AttackResult:
+    """One false name in a shared entry. The names around it are right, and the entry is signed and in its place."""
+    operator, ledger = make_operator(host), Ledger(NETWORK)
+    for index, leaf in enumerate(leaves):
+        entry = read_entry(leaf)
+        if isinstance(entry, e.AuditDrawn) and not entry.round:
+            run = ledger.state.runs[RUN]
+            spared = [name for name in run.submissions if is_spared(ledger.state, name, entry.randomness_round)]
+            names = tuple(name for name in run.submissions if name in (*spared, entry.submission))
+            if spared:
+                uncredited = find_uncredited(run, names)
+                shared = e.AcceptedUnaudited(
+                    randomness_round=entry.randomness_round, submissions=names, uncredited=uncredited
+                )
+                refusal = find_refusal(operator, [*leaves[:index], seal_next(host, ledger, shared)])
+                place = f"submissions[{names.index(entry.submission)}]"
+                verdict = AttackVerdict.PROVEN if place in refusal else AttackVerdict.UNDETECTED
+                told = f"1 of {len(names)} names is false; {refusal or 'the log replays'}"
+                return AttackResult(verdict=verdict, checks=("replay",) if place in refusal else (), reason=told)
+        ledger.restore(leaf)
+    return AttackResult(verdict=None, checks=(), reason="no submission was spared when another was drawn")
+
+
+def is_spared(state: LedgerState, name: Digest, number: int) -> bool:
+    """Whether a submission waits for the draw from this round, and it does not fall on it."""
+    run = state.runs[RUN]
+    submission = run.submissions[name]
+    if submission.outcome is not None or submission.rounds or submission.randomness is None:
+        return False
+    return submission.randomness[0] == number and compute_draw(state, run, name, state.at_ms) == ()
+
+
 # --- Rules ------------------------------------------------------------------------------------------------------------
 
 HEAD_INTERVAL_MS = 10_000
@@ -266,7 +309,7 @@ def hurry_clock(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
     return [*leaves, seal_next(host, ledger, e.HeadNoted(root=ledger.state.frontier.root()), ahead_ms=AHEAD_MS)]
 
 
-def seal_next(host: CoordinatorHost, ledger: Ledger, entry: e.Credited | e.HeadNoted, *, ahead_ms: int = 0) -> bytes:
+def seal_next(host: CoordinatorHost, ledger: Ledger, entry: Entry, *, ahead_ms: int = 0) -> bytes:
     """The next leaf of a log, signed by its coordinator. No rule is asked."""
     at_ms = ledger.state.at_ms + ahead_ms
     frame = seal_envelope(
@@ -274,7 +317,7 @@ def seal_next(host: CoordinatorHost, ledger: Ledger, entry: e.Credited | e.HeadN
         kind=type(entry).__name__,
         body=encode(entry),
         network=NETWORK,
-        run=RUN if isinstance(entry, e.Credited) else None,
+        run=RUN if ENTRY_RULES[type(entry)].scope is EntryScope.RUN else None,
         sequence=ledger.state.sequences[host.key.node] + 1,
         issued_at_ms=at_ms,
         life_ms=ENVELOPE_LIFE_MS_MAX,

@@ -74,7 +74,7 @@ def find_grinding_position(operator: DishonestOperator, leaves: Leaves) -> Grind
         entry = read_entry(leaf)
         if isinstance(entry, e.RoundRecorded):
             heads[entry.round] = ledger.state.pending_rounds[entry.round].head_size
-        if isinstance(entry, e.AuditDrawn) and entry.validators and not entry.round:
+        if isinstance(entry, e.AuditDrawn) and not entry.round:
             run = ledger.state.runs[operator.run]
             node = run.submissions[entry.submission].node
             rate_bps = compute_audit_rate_bps(run.get_record(node).streak, run.terms)
@@ -106,10 +106,17 @@ def grind_draw(
             made.append(append_unchecked(operator, ledger, told, operator.chain.round_time_ms(wanted)))
         drawn = compute_draw(ledger.state, ledger.state.runs[operator.run], position.submission, ledger.state.at_ms)
         if drawn is not None and suits(drawn):
-            draw = e.AuditDrawn(submission=position.submission, round=0, randomness_round=wanted, validators=drawn)
+            draw = make_first_draw(position.submission, wanted, drawn)
             made.append(append_unchecked(operator, ledger, draw, run=operator.run))
             return GroundLog([*position.leaves[: position.head - 1], *made], drawn, number)
     return None
+
+
+def make_first_draw(submission: Digest, number: int, drawn: Draw) -> e.AuditDrawn | e.AcceptedUnaudited:
+    """What the coordinator writes about a submission once its round is known."""
+    if not drawn:
+        return e.AcceptedUnaudited(randomness_round=number, submissions=(submission,))
+    return e.AuditDrawn(submission=submission, round=0, randomness_round=number, validators=drawn)
 
 
 def forge_round(operator: DishonestOperator, ledger: Ledger, number: int) -> e.RoundRecorded:

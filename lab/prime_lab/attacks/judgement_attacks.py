@@ -78,10 +78,6 @@ def count_pending_units(run: RunState, name: Digest) -> int:
     return unpaid + run.carried_units[pair] + sum(held[key] for key in held if key[0] == submission.owner)
 
 
-def is_undrawn(logged: LoggedSubmission) -> bool:
-    return bool(logged.draws) and not logged.draws[0].entry.validators
-
-
 def get_balance(finished: FinishedWorld, account: NodeId) -> int:
     core = finished.world.host.core
     assert core is not None, "the world has come to rest"
@@ -94,7 +90,7 @@ def judge_found(finished: FinishedWorld) -> AttackResult | None:
     found = {
         name: logged
         for name, logged in submissions
-        if logged.findings and logged.credited and is_undrawn(logged) and finished.is_forged(logged)
+        if logged.findings and logged.credited and logged.spared and finished.is_forged(logged)
     }
     if not found:
         return None
@@ -146,7 +142,7 @@ def judge_left_owners(finished: FinishedWorld) -> AttackResult | None:
     """Present owners alone would have let a validator judge the owner that it has left; the draws did not."""
     wrong, spared = 0, 0
     for entry, state, _ in replay_log(finished):
-        if not isinstance(entry, e.AuditDrawn) or not entry.validators:
+        if not isinstance(entry, e.AuditDrawn):
             continue
         left = list_who_left(state, entry.submission)
         wrong += not left.isdisjoint(entry.validators)
@@ -182,7 +178,7 @@ def judge_late_candidates(finished: FinishedWorld) -> AttackResult | None:
     """A draw among all present validators would have named one that joined after the head; the draws did not."""
     wrong, spared = 0, 0
     for entry, state, _ in replay_log(finished):
-        if not isinstance(entry, e.AuditDrawn) or not entry.validators:
+        if not isinstance(entry, e.AuditDrawn):
             continue
         run = state.runs[RUN]
         before = run.submissions[entry.submission].candidates_before

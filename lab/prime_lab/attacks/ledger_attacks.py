@@ -95,7 +95,7 @@ def count_tries(finished: FinishedWorld) -> tuple[Counter[str], int]:
 def count_forged(finished: FinishedWorld) -> tuple[list[LoggedSubmission], int, int]:
     """The forged files, how many of them were drawn, and how many of the drawn are rejected as fraud."""
     forged = [logged for logged in finished.history.submissions.values() if finished.is_forged(logged)]
-    drawn = [logged for logged in forged if logged.draws and logged.draws[0].entry.validators]
+    drawn = [logged for logged in forged if logged.is_audited]
     return forged, len(drawn), sum(logged.outcome is Finding.FRAUDULENT for logged in drawn)
 
 

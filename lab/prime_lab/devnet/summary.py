@@ -116,8 +116,12 @@ class LogSummarizer:
                     deeds = story.deeds[each.reader]
                     deeds.inspected += 1
                     deeds.refuted += is_read_proof_refuted(self._read_proofs[name, each.reader], each.read_proof)
-            case e.Settled(submission=name, outcome=outcome):
-                story.deeds[story.makers[name]].settled[outcome] += self._rows[name]
+            case e.AcceptedUnaudited(submissions=names):
+                for name in names:
+                    self._settle(name, Outcome.ACCEPT)
+            case e.Settled(settled=settled):
+                for found in settled:
+                    self._settle(found.submission, found.outcome)
             case e.CheckpointPublished(manifest=manifest, trained_on=trained_on):
                 story.manifests.append(manifest)
                 story.trained_on.update(trained_on)
@@ -131,6 +135,9 @@ class LogSummarizer:
                 reason = self._reasons.get(name, "")
                 is_appealed = name in self._appealed
                 story.slashed.append(ExecutedSlash(story.makers[name], name, self._proposed[name], reason, is_appealed))
+
+    def _settle(self, name: Digest, outcome: Outcome) -> None:
+        self.story.deeds[self.story.makers[name]].settled[outcome] += self._rows[name]
 
 
 def summarize_log(leaves: Iterable[bytes], samples_per_slot: int) -> LogSummary:

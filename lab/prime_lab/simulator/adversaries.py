@@ -240,7 +240,8 @@ class ProtocolFuzzer(NodeBehavior):
             name = rng.choice(names)
             forbidden: list[Any] = [
                 e.Credited(submission=name, units=1),
-                e.Settled(submission=name, outcome=Outcome.ACCEPT),
+                e.AcceptedUnaudited(randomness_round=1, submissions=(name,)),
+                e.Settled(settled=(e.SubmissionOutcome(submission=name, outcome=Outcome.ACCEPT),)),
                 e.SlashExecuted(submission=name),
                 e.SlashOverturned(submission=name),
                 e.Appealed(submission=name, reason="why not"),

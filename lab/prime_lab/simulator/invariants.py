@@ -126,14 +126,14 @@ def every_outcome_has_its_votes(finished: FinishedWorld) -> Iterator[str]:
     for name, logged in finished.history.submissions.items():
         for line in logged.settled:
             votes = Counter(v.entry.outcome for v in logged.verdicts if v.index < line.index)
-            quorum, outcome = finished.history.terms.quorum, line.entry.outcome
+            quorum, outcome = finished.history.terms.quorum, logged.outcome
             ruled = [ruling.entry.outcome for ruling in logged.ruled if ruling.index < line.index]
             decided = ruled[-1] if ruled else _recount(votes, quorum, logged.unasked)
             if outcome is Outcome.INVALID and decided is None:
-                if logged.unasked >= quorum and len(logged.draws) < ROUNDS_MAX:
+                if logged.unasked >= quorum and len(logged.draws) + bool(logged.spared) < ROUNDS_MAX:
                     yield f"{name} was given up with votes {dict(votes)}, {logged.unasked} owners were not asked"
                 continue
-            if outcome is Outcome.ACCEPT and logged.draws and not logged.draws[0].entry.validators:
+            if outcome is Outcome.ACCEPT and logged.spared is line:
                 continue
             if outcome is not decided:
                 yield f"{name} was settled as {outcome} with votes {dict(votes)}"
@@ -155,6 +155,10 @@ def verdicts_come_from_those_who_were_drawn(finished: FinishedWorld) -> Iterator
     history = finished.history
     for name, logged in history.submissions.items():
         drawn: Counter[NodeId] = Counter()
+        for line in (*logged.draws, *([logged.spared] if logged.spared else [])):
+            published_ms = finished.world.host.chain.round_time_ms(line.entry.randomness_round)
+            if published_ms < logged.submitted.at_ms + DRAW_MARGIN_MS:
+                yield f"{name} was drawn in entry {line.index} from randomness that was known too early"
         for line in logged.draws:
             if not drawn.keys().isdisjoint(line.entry.validators):
                 yield f"round {line.entry.round} of {name} draws a validator that was drawn before"
@@ -166,9 +170,6 @@ def verdicts_come_from_those_who_were_drawn(finished: FinishedWorld) -> Iterator
             every_owner = set().union(*(history.all_owners[node] for node in line.entry.validators))
             if logged.lease and {logged.receipt.node, logged.lease.owner} & (every_owner | set(line.entry.validators)):
                 yield f"round {line.entry.round} of {name} was drawn among its owner's own"
-            published_ms = finished.world.host.chain.round_time_ms(line.entry.randomness_round)
-            if published_ms < logged.submitted.at_ms + DRAW_MARGIN_MS:
-                yield f"round {line.entry.round} of {name} was drawn from randomness that was known too early"
         for lines, what in ((logged.committed, "commitments"), (logged.verdicts, "verdicts")):
             for node, count in Counter(line.author for line in lines).items():
                 if count > drawn[node]:
@@ -201,20 +202,22 @@ def newcomers_are_all_audited(finished: FinishedWorld) -> Iterator[str]:
     probation = finished.history.terms.audit_probation
     events = []
     for name, logged in finished.history.submissions.items():
-        events += [(line.index, name, logged, line) for line in logged.draws[:1] + logged.settled]
-    for _, name, logged, line in sorted(events, key=lambda event: event[0]):
-        if isinstance(line.entry, e.AuditDrawn):
-            if not line.entry.validators and accepted[logged.receipt.node] < probation:
-                yield f"{name} of a newcomer was not drawn"
-        elif line.entry.outcome is Outcome.ACCEPT:
-            accepted[logged.receipt.node] += 1
+        # The draws of an entry are computed before any of its submissions is accepted.
+        if logged.spared:
+            events.append((logged.spared.index, False, name, logged.receipt.node))
+        if logged.outcome is Outcome.ACCEPT:
+            events.append((logged.settled[0].index, True, name, logged.receipt.node))
+    for _, is_accepted, name, node in sorted(events, key=lambda event: event[:2]):
+        if is_accepted:
+            accepted[node] += 1
+        elif accepted[node] < probation:
+            yield f"{name} of a newcomer was not drawn"
 
 
 def drawn_forgeries_are_rejected(finished: FinishedWorld) -> Iterator[str]:
     """A forgery that was drawn is neither accepted nor credited, at first or on appeal, by any draw."""
     for name, logged in finished.history.submissions.items():
-        is_drawn = logged.draws and logged.draws[0].entry.validators
-        if is_drawn and finished.is_forged(logged) and (logged.outcome is Outcome.ACCEPT or logged.credited):
+        if logged.is_audited and finished.is_forged(logged) and (logged.outcome is Outcome.ACCEPT or logged.credited):
             told = f"with votes {finished.count_first_votes(logged)}"
             told += f", on appeal {finished.count_appeal_votes(logged)}" if logged.appealed else ""
             yield f"{name} is forged and was accepted {told}"

@@ -53,10 +53,14 @@ class LoggedSubmission:
 
     submitted: LoggedEntry
     lease: LoggedLease | None
+    spared: LoggedEntry | None = None
+    """The entry that says that no audit fell on it."""
     draws: list[LoggedEntry] = field(default_factory=list)
     committed: list[LoggedEntry] = field(default_factory=list)
     verdicts: list[LoggedEntry] = field(default_factory=list)
     settled: list[LoggedEntry] = field(default_factory=list)
+    outcome: Outcome | None = None
+    """As it was settled."""
     credited: list[LoggedEntry] = field(default_factory=list)
     proposed: list[LoggedEntry] = field(default_factory=list)
     appealed: list[LoggedEntry] = field(default_factory=list)
@@ -77,8 +81,9 @@ class LoggedSubmission:
         return self.submitted.entry.receipt
 
     @property
-    def outcome(self) -> Outcome | None:
-        return self.settled[-1].entry.outcome if self.settled else None
+    def is_audited(self) -> bool:
+        """Whether the draw after its submission fell on it. Another draw may come with an appeal or a finding."""
+        return bool(self.draws) and self.spared is None
 
     @property
     def is_condemned(self) -> bool:
@@ -182,25 +187,40 @@ class LogHistory:
                 self._add("inspected", name, line)
             case e.RulingGiven(submission=name):
                 self._add("ruled", name, line)
-            case (
-                e.Settled() | e.Credited() | e.SlashProposed() | e.Appealed() | e.SlashExecuted() | e.SlashOverturned()
-            ):
+            case e.AcceptedUnaudited() | e.Settled():
+                self._record_settled(line)
+            case e.Credited() | e.SlashProposed() | e.Appealed() | e.SlashExecuted() | e.SlashOverturned():
                 self._record_judgement(line)
             case e.FindingFiled() | e.FindingUpheld() | e.FindingDismissed():
                 self._record_finding(line)
             case _:
                 self._record_account(line)
 
+    def _record_settled(self, line: LoggedEntry) -> None:
+        match line.entry:
+            case e.AcceptedUnaudited(submissions=names):
+                for name in names:
+                    self._settle(name, Outcome.ACCEPT, line)
+                    if name in self.submissions:
+                        self.submissions[name].spared = line
+            case e.Settled(settled=settled):
+                for each in settled:
+                    self._settle(each.submission, each.outcome, line)
+        for name in line.entry.list_credited():
+            self._add("credited", name, line)
+
+    def _settle(self, name: Digest, outcome: Outcome, line: LoggedEntry) -> None:
+        self._add("settled", name, line)
+        self.unsettled.pop(name, None)
+        logged = self.submissions.get(name)
+        if logged is not None:
+            logged.outcome, logged.unasked = outcome, self._count_unasked(logged)
+            if outcome is Outcome.ACCEPT:
+                self.trainable[name] = logged
+
     def _record_judgement(self, line: LoggedEntry) -> None:
         name = line.entry.submission
         match line.entry:
-            case e.Settled(outcome=outcome):
-                self._add("settled", name, line)
-                self.unsettled.pop(name, None)
-                if name in self.submissions:
-                    self.submissions[name].unasked = self._count_unasked(self.submissions[name])
-                if outcome is Outcome.ACCEPT and name in self.submissions:
-                    self.trainable[name] = self.submissions[name]
             case e.Credited():
                 self._add("credited", name, line)
                 # After an appeal, credit is what tells that the work was accepted after all.

@@ -74,9 +74,9 @@ class FileSwapper(Forger):
 
     def _watch(self, party: "SimulatedNode", entry: e.Submitted) -> None:
         logged = party.world.host.history.submissions.get(compute_receipt_id(entry.receipt))
-        if logged is None or not logged.draws:
+        if logged is None or not (logged.draws or logged.spared):
             party.world.after(LOG_POLL_MS, self._watch, party, entry)
-        elif logged.draws[0].entry.validators:
+        elif logged.is_audited:
             submit_honest_replacement(party, entry)
 
 
@@ -169,9 +169,9 @@ class VerdictWaiter(NonReadingValidator):
 
     def _watch(self, party: "SimulatedNode", task: AuditTask) -> None:
         logged = party.world.host.history.submissions[task.submission]
-        if logged.settled or len(logged.draws) > task.round + 1:
+        if logged.settled or logged.draws[-1].entry.round > task.round:
             return
-        drawn = logged.draws[task.round].entry.validators
+        drawn = logged.draws[-1].entry.validators
         others = [line.entry for line in logged.verdicts if line.author in drawn]
         if not others:
             party.world.after(LOG_POLL_MS, self._watch, party, task)

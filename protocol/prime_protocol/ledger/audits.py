@@ -6,10 +6,12 @@ computed from the log alone: the coordinator writes them down but cannot choose 
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from prime_protocol.constants import BASIS_POINTS, REVEAL_MS, ROUNDS_MAX, SUSPICION_AUDITED
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import (
+    AcceptedUnaudited,
     AuditDrawn,
     NodeStatus,
     Outcome,
@@ -18,6 +20,7 @@ from prime_protocol.ledger.entries import (
     VerdictGiven,
 )
 from prime_protocol.ledger.randomness import compute_audit_seed, draw_validators, is_audited
+from prime_protocol.ledger.rewards import credit_accepted, find_uncredited, is_creditable
 from prime_protocol.ledger.run_record import RunRecord, take_medians
 from prime_protocol.ledger.state import (
     UNDRAWN,
@@ -120,24 +123,75 @@ def draw_audit(state: LedgerState, context: EntryContext, entry: AuditDrawn) -> 
     if entry.round != len(submission.rounds) or entry.round >= ROUNDS_MAX:
         raise RemoteError("round", f"is {entry.round}, the next is {len(submission.rounds)} of at most {ROUNDS_MAX}")
     _check_due(run, entry.submission, context.at_ms)
-    if submission.randomness is None or entry.randomness_round != submission.randomness[0]:
-        number = submission.randomness and submission.randomness[0]
-        raise RemoteError(
-            "randomness_round", f"is {entry.randomness_round}, the draw comes from {number or 'none yet'}"
-        )
+    randomness = _get_randomness(submission, entry.randomness_round)
     expected = compute_draw(state, run, entry.submission, context.at_ms)
     if expected is None:
         raise RemoteError("validators", "too few can be drawn for the quorum")
     if entry.validators != expected:
         raise RemoteError("validators", f"the draw gives {', '.join(map(str, expected)) or 'no audit'}")
-    seed = compute_audit_seed(randomness=submission.randomness[1], submission=entry.submission)
+    seed = compute_audit_seed(randomness=randomness, submission=entry.submission)
     deadline_ms = context.at_ms + compute_verdict_ms(run.get_terms(submission), submission)
-    if not expected:
-        submission.rounds, submission.randomness, submission.candidates_before = UNDRAWN, None, 0
-        return
     drawn = {node: state.owners[node] for node in expected}
     submission.rounds = (*submission.rounds, AuditRoundState(drawn, seed, context.at_ms, deadline_ms))
     run.await_head(entry.submission, context.index)
+
+
+def _get_randomness(submission: SubmissionState, number: int) -> Digest:
+    """What the next draw of a submission comes from; RemoteError where that is another round than the entry says."""
+    if submission.randomness is None or submission.randomness[0] != number:
+        known = submission.randomness[0] if submission.randomness else "none yet"
+        raise RemoteError("randomness_round", f"is {number}, the draw comes from {known}")
+    return submission.randomness[1]
+
+
+def accept_unaudited(state: LedgerState, context: EntryContext, entry: AcceptedUnaudited) -> None:
+    """Each draw is computed from the state before the entry, so none depends on another submission in it."""
+    run = state.run(context)
+    _check_log_order(run, entry.submissions, "submissions[{}]")
+    for place, name in enumerate(entry.submissions):
+        _check_spared(state, run, name, entry.randomness_round, context.at_ms, f"submissions[{place}]")
+    _check_uncredited(run, entry.submissions, entry.uncredited)
+    for name in entry.submissions:
+        submission = run.submissions[name]
+        submission.rounds, submission.randomness, submission.candidates_before = UNDRAWN, None, 0
+        _apply_outcome(state, run, name, Outcome.ACCEPT, context.at_ms)
+
+
+def _check_spared(state: LedgerState, run: RunState, name: Digest, number: int, at_ms: int, field: str) -> None:
+    """Refuse a submission that was drawn or settled before, or that the draw does not spare."""
+    submission = run.submissions[name]
+    if submission.outcome is not None or submission.rounds:
+        raise RemoteError(field, f"{name} is settled, or its audit was drawn")
+    try:
+        _get_randomness(submission, number)
+    except RemoteError as error:
+        raise RemoteError(field, f"{name}: {error.field} {error.problem}") from None
+    expected = compute_draw(state, run, name, at_ms)
+    if expected != ():
+        drawn = ", ".join(map(str, expected or ())) or "validators, of which too few are left"
+        raise RemoteError(field, f"{name} is to be audited: the draw gives {drawn}")
+
+
+def _check_log_order(run: RunState, names: Sequence[Digest], field: str) -> None:
+    """Submissions that share an entry are known, and stand in it as in the log. So each stands there once, and the
+    coordinator does not choose which of two answers to a slot is credited."""
+    last = -1
+    for place, name in enumerate(names):
+        if name not in run.submissions:
+            raise RemoteError(field.format(place), f"{name} is not known in this run")
+        index = run.submissions[name].position.index
+        if index <= last:
+            raise RemoteError(field.format(place), f"{name} is entry {index}, the one before it is entry {last}")
+        last = index
+
+
+def _check_uncredited(run: RunState, accepted: Iterable[Digest], uncredited: tuple[Digest, ...]) -> None:
+    """Refuse another choice of what is credited than the slots give."""
+    expected = find_uncredited(run, accepted)
+    if uncredited != expected:
+        different = zip_longest(uncredited, expected)
+        place, (given, wanted) = next(each for each in enumerate(different) if each[1][0] != each[1][1])
+        raise RemoteError(f"uncredited[{place}]", f"is {given or 'missing'}, the slots give {wanted or 'no more'}")
 
 
 def compute_draw(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> tuple[NodeId, ...] | None:
@@ -283,26 +337,41 @@ def give_verdict(state: LedgerState, context: EntryContext, entry: VerdictGiven)
 
 
 def settle(state: LedgerState, context: EntryContext, entry: Settled) -> None:
+    """No outcome depends on another one in the entry: each is computed from the state before it."""
     run = state.run(context)
-    submission = run.submission(entry.submission)
-    if submission.outcome is not None:
-        raise RemoteError("submission", f"{entry.submission} is settled")
-    expected = compute_settled_outcome(state, run, entry.submission, context.at_ms)
-    if expected is not entry.outcome:
-        raise RemoteError("outcome", f"is {entry.outcome}, the verdicts give {expected or 'none yet'}")
+    _check_log_order(run, [each.submission for each in entry.settled], "settled[{}].submission")
+    for place, each in enumerate(entry.settled):
+        if run.submissions[each.submission].outcome is not None:
+            raise RemoteError(f"settled[{place}].submission", f"{each.submission} is settled")
+        expected = compute_settled_outcome(state, run, each.submission, context.at_ms)
+        if expected is not each.outcome:
+            problem = f"is {each.outcome}, the verdicts give {expected or 'none yet'}"
+            raise RemoteError(f"settled[{place}].outcome", problem)
+    accepted = [each.submission for each in entry.settled if each.outcome is Outcome.ACCEPT]
+    _check_uncredited(run, accepted, entry.uncredited)
+    for each in entry.settled:
+        run.submissions[each.submission].judged = tally_outcome(state, run, each.submission, context.at_ms)
+        is_refuting = each.outcome is Outcome.ACCEPT and is_clear(run, each.submission)
+        run.submissions[each.submission].is_refuting = is_refuting
+        _apply_outcome(state, run, each.submission, each.outcome, context.at_ms)
+
+
+def _apply_outcome(state: LedgerState, run: RunState, name: Digest, outcome: Outcome, at_ms: int) -> None:
+    """Settle a submission, and credit it where it is accepted and its slots are free."""
+    submission = run.submissions[name]
     step = run.steps[submission.step]
-    submission.judged = tally_outcome(state, run, entry.submission, context.at_ms)
-    submission.is_refuting = entry.outcome is Outcome.ACCEPT and is_clear(run, entry.submission)
-    submission.outcome = entry.outcome
+    submission.outcome = outcome
     step.pending -= 1
-    step.settled_ms = context.at_ms
-    # An overturned slash may have been credited for some of these slots meanwhile: then this one cannot be, and the
-    # others of its slots are open again.
-    if entry.outcome is not Outcome.ACCEPT or not step.credited.isdisjoint(submission.slots):
+    step.settled_ms = at_ms
+    record_outcome(state, run, submission, outcome)
+    if is_creditable(run, submission):
+        credit_accepted(state, run, submission)
+    else:
+        # Another answer was credited for some of these slots meanwhile: then this one cannot be, and the others of its
+        # slots are open again.
         step.free(submission.slots, submission.lease)
-    record_outcome(state, run, submission, entry.outcome)
     # Whether a fraudulent verdict stands is known when its slash is.
-    if entry.outcome is not Outcome.FRAUDULENT:
+    if outcome is not Outcome.FRAUDULENT:
         record_upheld(run, submission)
 
 
@@ -314,7 +383,7 @@ def is_clear(run: RunState, name: Digest) -> bool:
 
 
 def compute_settled_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> Outcome | None:
-    """Accepted if no audit was drawn; else what the verdicts or an inspector decide; invalid if neither can.
+    """What the verdicts or an inspector decide; invalid if neither can. AcceptedUnaudited settles what no draw fell on.
 
     A split alone settles nothing while others can be asked. Otherwise a few validators could deny a worker its pay.
     """
@@ -323,8 +392,6 @@ def compute_settled_outcome(state: LedgerState, run: RunState, name: Digest, at_
     if not submission.rounds:
         waited = submission.randomness is not None and at_ms >= submission.at_ms + terms.verdict_ms
         return Outcome.INVALID if waited and compute_draw(state, run, name, at_ms) is None else None
-    if not submission.rounds[0].validators:
-        return Outcome.ACCEPT
     outcome = tally_outcome(state, run, name, at_ms)
     is_given_up = outcome is None and is_stuck(state, run, name, at_ms) and not awaits_ruling(state, run, name, at_ms)
     return Outcome.INVALID if is_given_up else outcome

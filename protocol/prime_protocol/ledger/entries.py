@@ -25,6 +25,7 @@ from prime_protocol.constants import (
     READERS_MAX,
     REASON_CHARS_MAX,
     RUNS_SERVED_MAX,
+    SETTLED_MAX,
     SNAPSHOT_FORMAT_MAX,
 )
 from prime_protocol.errors import RemoteError
@@ -60,14 +61,30 @@ OUTCOME_NUMBER = {Outcome.ACCEPT: 0, Outcome.INVALID: 1, Outcome.FRAUDULENT: 2}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditDrawn:
-    """Coordinator: whether, and by whom, a submission is checked. Drawn from a round published after it was logged."""
+    """Coordinator: by whom a submission is checked. Drawn from a round published after it was logged."""
 
     submission: Digest
     round: Annotated[int, Range(0, 64)]
     randomness_round: Uint
     """Of the network's randomness chain."""
-    validators: Annotated[tuple[NodeId, ...], Size(0, QUORUM_MAX)]
-    """Empty in round 0: not drawn for audit."""
+    validators: Annotated[tuple[NodeId, ...], Size(1, QUORUM_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptedUnaudited:
+    """Coordinator: the draw spares these submissions, so each is accepted and credited."""
+
+    randomness_round: Uint
+    """Of the network's randomness chain. The draw of each comes from it."""
+    submissions: Annotated[tuple[Digest, ...], Size(1, SETTLED_MAX)]
+    """As they stand in the log."""
+    uncredited: Annotated[tuple[Digest, ...], Size(0, SETTLED_MAX)] = ()
+    """Those of them that are accepted only: an earlier answer to one of their slots is credited."""
+
+    def list_credited(self) -> list[Digest]:
+        """The ones that count for their nodes."""
+        uncredited = set(self.uncredited)
+        return [name for name in self.submissions if name not in uncredited]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,11 +124,27 @@ class VerdictGiven:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settled:
-    """Coordinator: what the verdicts add up to."""
+class SubmissionOutcome:
+    """One submission, and what its verdicts add up to."""
 
     submission: Digest
     outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settled:
+    """Coordinator: what the verdicts on these submissions add up to. Those that are accepted are credited."""
+
+    settled: Annotated[tuple[SubmissionOutcome, ...], Size(1, SETTLED_MAX)]
+    """As the submissions stand in the log."""
+    uncredited: Annotated[tuple[Digest, ...], Size(0, SETTLED_MAX)] = ()
+    """Those of them that are accepted only: an earlier answer to one of their slots is credited."""
+
+    def list_credited(self) -> list[Digest]:
+        """The accepted ones that count for their nodes."""
+        uncredited = set(self.uncredited)
+        accepted = [each.submission for each in self.settled if each.outcome is Outcome.ACCEPT]
+        return [name for name in accepted if name not in uncredited]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,7 +452,10 @@ class Submitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Credited:
-    """Coordinator: an accepted submission counts for its node, once."""
+    """Coordinator: a submission counts for its node that was not credited when it was settled.
+
+    Its slots were credited to another then, or it was accepted on appeal.
+    """
 
     submission: Digest
     units: Uint
@@ -518,6 +554,7 @@ Entry = (
     | LeaseEnded
     | Submitted
     | AuditDrawn
+    | AcceptedUnaudited
     | VerdictCommitted
     | VerdictGiven
     | Settled

@@ -82,7 +82,11 @@ def list_subjects(run: RunId | None, entry: Any) -> list[str]:
             return [str(submission), *(str(each.reader) for each in seen)]
         case e.RulingGiven(submission=submission, evidence=evidence):
             return [str(submission), str(evidence)]
-        case e.Settled(submission=name) | e.Credited(submission=name) | e.SlashProposed(submission=name):
+        case e.AcceptedUnaudited(submissions=names):
+            return [str(name) for name in names]
+        case e.Settled(settled=settled):
+            return [str(each.submission) for each in settled]
+        case e.Credited(submission=name) | e.SlashProposed(submission=name):
             return [str(name)]
         case e.Appealed(submission=name) | e.SlashExecuted(submission=name) | e.SlashOverturned(submission=name):
             return [str(name)]

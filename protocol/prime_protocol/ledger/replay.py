@@ -71,6 +71,7 @@ ENTRY_RULES: dict[type, EntryRule] = {
     entries.LeaseEnded: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.end_lease),
     entries.Submitted: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.submit),
     entries.AuditDrawn: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.draw_audit),
+    entries.AcceptedUnaudited: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.accept_unaudited),
     entries.VerdictCommitted: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, audits.commit_verdict),
     entries.VerdictGiven: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, audits.give_verdict),
     entries.Settled: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, audits.settle),

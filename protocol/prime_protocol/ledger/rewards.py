@@ -7,7 +7,7 @@ everything first, then changes the state.
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from prime_protocol.constants import BASIS_POINTS, FLOP_PER_UNIT
@@ -16,7 +16,7 @@ from prime_protocol.ledger.entries import Credited, Outcome, PaidOut, PoolReturn
 from prime_protocol.ledger.funds import StakeKey
 from prime_protocol.ledger.state import EntryContext, LedgerState, RunState, StepState, SubmissionState
 from prime_protocol.ledger.terms import RunTerms
-from prime_protocol.wire.ids import Digest, NodeId, RunId
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN
 
 
@@ -131,6 +131,37 @@ def credit(state: LedgerState, context: EntryContext, entry: Credited) -> None:
     units = compute_submission_units(step.terms, submission)
     if entry.units != units:
         raise RemoteError("units", f"is {entry.units}, the tokens are worth {units}")
+    _add_credit(state, run, submission, units)
+
+
+def is_creditable(run: RunState, submission: SubmissionState) -> bool:
+    """Whether a submission is accepted, counts for nothing yet, and no other is credited for one of its slots."""
+    is_wanted = submission.outcome is Outcome.ACCEPT and not submission.credited
+    return is_wanted and run.steps[submission.step].credited.isdisjoint(submission.slots)
+
+
+def find_uncredited(run: RunState, accepted: Iterable[Digest]) -> tuple[Digest, ...]:
+    """Those of the submissions, accepted together in this order, that an earlier answer leaves without credit."""
+    taken: dict[Step, set[int]] = {}
+    found: list[Digest] = []
+    for name in accepted:
+        submission = run.submissions[name]
+        before = taken.setdefault(submission.step, set())
+        if before.isdisjoint(submission.slots) and run.steps[submission.step].credited.isdisjoint(submission.slots):
+            before.update(submission.slots)
+        else:
+            found.append(name)
+    return tuple(found)
+
+
+def credit_accepted(state: LedgerState, run: RunState, submission: SubmissionState) -> None:
+    """Credit an accepted submission. Its units follow from the tokens that its entry states."""
+    assert is_creditable(run, submission)
+    _add_credit(state, run, submission, compute_submission_units(run.get_terms(submission), submission))
+
+
+def _add_credit(state: LedgerState, run: RunState, submission: SubmissionState, units: int) -> None:
+    step = run.steps[submission.step]
     submission.credited = True
     step.credited.update(submission.slots)
     step.free(submission.slots, submission.lease)
@@ -228,8 +259,7 @@ def _find_unresolved(run: RunState, step: StepState) -> Digest | None:
     """A settled submission that still has its credit or its slash to come."""
     for name in step.submissions:
         submission = run.submissions[name]
-        creditable = submission.outcome is Outcome.ACCEPT and step.credited.isdisjoint(submission.slots)
-        if creditable or (submission.outcome is Outcome.FRAUDULENT and not submission.slashed):
+        if is_creditable(run, submission) or (submission.outcome is Outcome.FRAUDULENT and not submission.slashed):
             return name
     return None
 

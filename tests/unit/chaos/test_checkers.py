@@ -85,7 +85,6 @@ def test_a_head_that_was_taken_back_or_tells_another_history_is_seen() -> None:
 def test_the_log_is_read_as_the_ledger_reads_it() -> None:
     world = World.started()
     accepted = world.settled("ann", Outcome.ACCEPT, slots=2)
-    world.credit(accepted)
     told = read(world.leaves)
     assert told.settled == {accepted: [Outcome.ACCEPT]}
     assert complaints(told, accepted, steps_min=1) == ""

@@ -27,7 +27,6 @@ async def busy_context(folder: Path) -> tuple[FakeAppContext, dict[str, str]]:
     """A context with a row of everything, and a value for each parameter of a path."""
     world = KeyedWorld.begun(lag_max=0)
     past = world.settled("ann", Outcome.ACCEPT, 0)
-    world.credit(past)
     world.publish(past)
     world.pay_out(0)
     world.lease("ann", 3, 2)

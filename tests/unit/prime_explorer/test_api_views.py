@@ -21,9 +21,8 @@ from support.read_model import ask, ask_all, index_log, reading
 
 async def test_status_counts_what_is_there(tmp_path: Path) -> None:
     world = KeyedWorld.begun()
-    accepted = world.settled("ann", Outcome.ACCEPT, 0)
+    world.settled("ann", Outcome.ACCEPT, 0)
     world.convicted("bob", 1)
-    world.credit(accepted)
     world.lease("ann", 2, 3)
     world.submit(world.lease("ann", 6))
     context = await FakeAppContext.open(world, tmp_path)
@@ -154,8 +153,6 @@ async def test_submissions_are_found_by_step_and_progress_while_a_step_is_open_a
     world = KeyedWorld.begun(lag_max=0)
     accepted = [world.settled("ann", Outcome.ACCEPT, slot) for slot in range(3)]
     invalid = world.settled("bob", Outcome.INVALID, 3)
-    for name in accepted:
-        world.credit(name)
     context = await FakeAppContext.open(world, tmp_path)
     async with reading(context) as client:
         given = {"run": RUN, "step": "0", "limit": "2"}

@@ -113,8 +113,7 @@ async def collect_queries(client: Client, world: KeyedWorld, monkeypatch: pytest
 
 async def test_no_query_reads_a_large_table_without_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     world = KeyedWorld.begun(lag_max=0)
-    name = world.settled("ann", Outcome.ACCEPT, 0)
-    world.credit(name)
+    world.settled("ann", Outcome.ACCEPT, 0)
     world.appeal("bob", world.convicted("bob", 1))
     context = await FakeAppContext.open(world, tmp_path)
     async with reading(context) as client:

@@ -46,7 +46,6 @@ def live_a_while() -> KeyedWorld:
     world.convicted("key", 3)
     for step in range(STEPS):
         name = world.settled("ann", Outcome.ACCEPT, 4)
-        world.credit(name)
         world.publish(name)
         if step > 1:
             world.pay_out(step - 1)

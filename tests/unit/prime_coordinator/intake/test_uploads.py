@@ -188,9 +188,7 @@ async def test_an_inspector_that_is_asked_to_decide_sends_evidence(counter: Coun
 
 def accept(world: World, first_slot: int = 0) -> Digest:
     """An accepted, credited and unpaid submission."""
-    name = world.settled("ann", Outcome.ACCEPT, first_slot)
-    world.credit(name)
-    return name
+    return world.settled("ann", Outcome.ACCEPT, first_slot)
 
 
 async def test_an_account_that_can_file_a_finding_sends_its_evidence(counter: Counter) -> None:

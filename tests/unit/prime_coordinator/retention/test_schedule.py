@@ -69,7 +69,7 @@ def test_every_file_that_an_entry_names_is_held_by_the_step_that_the_entry_is_ab
 def test_a_file_has_no_due_time_while_its_step_can_be_trained_on_or_is_not_paid() -> None:
     followed = Followed.started()
     world = followed.world
-    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.settled("ann", Outcome.ACCEPT)
     world.publish()
     world.pay_out(0)
     assert not followed.released(), "paid, but the next checkpoint may be trained on it"
@@ -81,7 +81,7 @@ def test_a_file_has_no_due_time_while_its_step_can_be_trained_on_or_is_not_paid(
 def test_the_files_of_a_settled_step_are_kept_as_long_as_its_terms_say() -> None:
     followed = Followed.started()
     world = followed.world
-    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.settled("ann", Outcome.ACCEPT)
     settled_ms = world.run.steps[Step(0)].settled_ms
     followed.finish_step()
     (released,) = followed.released()
@@ -97,7 +97,7 @@ def test_the_files_of_a_settled_step_are_kept_as_long_as_its_terms_say() -> None
 def test_a_step_that_is_paid_long_after_its_files_could_go_keeps_them_until_then() -> None:
     followed = Followed.started()
     world = followed.world
-    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.settled("ann", Outcome.ACCEPT)
     world.wait(2 * TERMS.rollouts_kept_ms)
     followed.finish_step()
     (released,) = followed.released()
@@ -126,8 +126,6 @@ def test_a_finding_holds_the_files_of_its_step_until_it_is_dismissed() -> None:
     followed = Followed.started(audit_probation=0, audit_floor=1)
     world = followed.world
     name = world.not_drawn("ann")
-    world.settle(name)
-    world.credit(name)
     world.deposit("eve", 10 * TERMS.finding_bond_nano)
     world.file_finding("eve", name)
     assert digest("bundle") in followed.claimed()
@@ -143,7 +141,7 @@ def test_a_finding_holds_the_files_of_its_step_until_it_is_dismissed() -> None:
 def test_a_closed_run_releases_its_last_steps_once_they_are_paid() -> None:
     followed = Followed.started()
     world = followed.world
-    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.settled("ann", Outcome.ACCEPT)
     world.set_run(RunStatus.CLOSED)
     assert not followed.released()
     world.pay_out(0)

@@ -10,10 +10,11 @@ import pytest
 from prime_explorer.index.fold import LogFold, get_stake, list_run_records
 from prime_explorer.index.store import ReadTransaction
 from prime_explorer.pages.runs import read_checkpoint, read_run
-from prime_explorer.pages.submissions import read_submission
+from prime_explorer.pages.submissions import read_history, read_rounds, read_submission
 from prime_protocol.constants import READ_PROOF_BYTES, READ_PROOF_PROBES
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
+from prime_protocol.ledger.audits import compute_draw
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.ledger.state import LedgerState
@@ -116,9 +117,9 @@ def test_a_submissions_way_to_its_pay() -> None:
     world.settle(name)
     row = one(fold(world.leaves)[0], "submissions")
     asked = [len(each.validators) for each in world.submission(name).rounds]
-    assert (row["progress"], row["validators"], row["units"]) == ("accepted", sum(asked), None)
+    assert (row["progress"], row["validators"], row["units"]) == ("accepted", sum(asked), 20)
+    assert row["settled_idx"] == row["credited_idx"] == len(world.leaves) - 1
     assert row["verdicts"] == sum(len(each.verdicts) for each in world.submission(name).rounds)
-    world.credit(name)
     world.publish(name)
     world.pay_out(0)
     row = one(fold(world.leaves)[0], "submissions")
@@ -135,8 +136,6 @@ def test_a_finding_is_shown_with_its_evidence_and_end_and_its_finders_balance(
     world = World.started(audit_probation=0, audit_floor=1, slots_per_step=64)
     world.deposit("eve", 2 * TERMS.finding_bond_nano)
     name = world.not_drawn("ann")
-    world.settle(name)
-    world.credit(name)
     world.file_finding("eve", name)
     row = fold(world.leaves)[0].row("SELECT * FROM submissions WHERE submission=?", name)
     assert row is not None
@@ -161,8 +160,7 @@ def test_a_finding_is_shown_with_its_evidence_and_end_and_its_finders_balance(
 
 def test_what_is_credited_after_its_step_was_paid_is_paid_with_the_next() -> None:
     world = World.started()
-    first = world.settled("bob", ACCEPT)
-    world.credit(first)
+    world.settled("bob", ACCEPT)
     name = world.convicted("ann", 1)
     world.appeal("ann", name)
     world.publish()
@@ -174,7 +172,7 @@ def test_what_is_credited_after_its_step_was_paid_is_paid_with_the_next() -> Non
     row = db.row("SELECT * FROM submissions WHERE submission=?", name)
     assert row is not None
     assert (row["progress"], row["is_carried"], row["paid_idx"], row["slash"]) == ("accepted", 1, None, "overturned")
-    world.credit(world.settled("bob", ACCEPT))
+    world.settled("bob", ACCEPT)
     world.publish()
     world.pay_out(1)
     db, folding = fold(world.leaves)
@@ -287,7 +285,7 @@ def test_a_leaf_that_does_not_hold_changes_nothing() -> None:
 def test_a_payouts_shares_add_up_to_what_left_the_pool() -> None:
     world = World.started()
     for slot, who in enumerate(("ann", "bob", "ann")):
-        world.credit(world.settled(who, ACCEPT, slot))
+        world.settled(who, ACCEPT, slot)
     world.publish()
     world.pay_out(0)
     db, folding = fold(world.leaves)
@@ -316,3 +314,34 @@ def test_the_trainers_numbers_make_a_curve_and_stand_with_their_checkpoint() -> 
     assert shown is not None
     assert shown.metrics == {"entropy": 1.5, "held_out": 0.5, "loss": -0.125}
     assert shown.measured_idx == len(world.leaves) - 1
+
+
+def test_each_submission_of_a_shared_entry_has_its_row_and_the_entry_in_its_history() -> None:
+    workers = [f"worker-{number}" for number in range(6)]
+    world = World.started(workers=workers, audit_probation=0, quorum=1, slots_per_step=12)
+    for slot, worker in enumerate(workers):
+        world.settled(worker, ACCEPT, slot)
+    names = [world.submit(world.lease(worker, 6 + slot)) for slot, worker in enumerate(workers)]
+    world.note_head()
+    spared = tuple(name for name in names if compute_draw(world.state, world.run, name, world.now_ms) == ())
+    assert len(spared) > 1
+    randomness = world.submission(spared[0]).randomness
+    assert randomness is not None
+    world.coordinate(e.AcceptedUnaudited(randomness_round=randomness[0], submissions=spared))
+    db, index = fold(world.leaves)[0], len(world.leaves) - 1
+    for name in spared:
+        row = db.row("SELECT * FROM submissions WHERE submission=?", name)
+        assert row is not None
+        assert (row["progress"], row["units"], row["settled_idx"], row["credited_idx"]) == (
+            "accepted",
+            20,
+            index,
+            index,
+        )
+        assert read_history(db, name)[-1].idx == index
+        assert [(each.idx, each.validators) for each in read_rounds(db, name)] == [(index, ())]
+    entry = db.row("SELECT * FROM entries WHERE idx=?", index)
+    assert entry is not None
+    assert (entry["about"], entry["brief"]) == (None, f"{len(spared)} submissions")
+    run = one(db, "runs")
+    assert (run["undrawn"], run["audited"], run["accepted"]) == (len(spared), 6, 6 + len(spared))

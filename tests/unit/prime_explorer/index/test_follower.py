@@ -57,7 +57,7 @@ def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path, world: K
             index.close()  # killed: no snapshot of the last entries
         if number == 2:
             (tmp_path / "state.snapshot").unlink()
-        world.credit(world.settled("ann", Outcome.ACCEPT, number))
+        world.settled("ann", Outcome.ACCEPT, number)
         mirror(tmp_path / "log", world.leaves)
     following, index = follower(tmp_path)
     following.advance(9)

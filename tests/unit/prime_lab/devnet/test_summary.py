@@ -24,7 +24,6 @@ def play() -> tuple[World, LogSummary]:
     for name, outcome in ((good, Outcome.ACCEPT), (bad, Outcome.FRAUDULENT)):
         world.agree(name, outcome)
         world.settle(name)
-    world.credit(good)
     world.propose(bad)
     world.wait(world.run.terms.appeal_ms)
     world.execute(bad)

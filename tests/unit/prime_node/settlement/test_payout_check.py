@@ -32,7 +32,7 @@ class Copy:
 
 
 def pay_step(world: World, step: int) -> None:
-    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.settled("ann", Outcome.ACCEPT)
     world.publish()
     world.pay_out(step)
 

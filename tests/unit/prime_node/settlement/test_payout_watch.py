@@ -77,7 +77,7 @@ def court(monkeypatch: pytest.MonkeyPatch) -> Court:
 @pytest.fixture
 def world() -> World:
     made = World.started()
-    made.credit(made.settled("ann", Outcome.ACCEPT))
+    made.settled("ann", Outcome.ACCEPT)
     made.publish()
     made.pay_out(0)
     return made

@@ -13,7 +13,7 @@ from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.funds import Escrow
 from prime_protocol.ledger.state import AuditRoundState
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
-from support.ledger_network import BOND, SLASH, STAKE, TERMS, World, digest
+from support.ledger_network import BOND, SLASH, STAKE, TERMS, World, digest, make_settled
 
 ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
@@ -91,6 +91,9 @@ def test_the_audit_rate_falls_with_the_good_name_and_not_below_the_floor() -> No
     assert compute_audit_rate_bps(0, replace(terms, audit_probation=0)) == BASIS_POINTS
 
 
+SOMEBODY = (NodeId(bytes(20)),)
+
+
 def draw_of(world: World, name: Digest, **changes: Any) -> e.AuditDrawn:
     """The right draw, and what is wrong about it; the head must be there."""
     twin = world.fork()
@@ -104,7 +107,7 @@ def draw_of(world: World, name: Digest, **changes: Any) -> e.AuditDrawn:
 def test_a_draw_comes_from_the_round_that_the_first_head_after_the_submission_fixes(world: World) -> None:
     name = world.submit(world.lease("ann"))
     with world.refuses("randomness_round"):
-        world.coordinate(e.AuditDrawn(submission=name, round=0, randomness_round=1, validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=0, randomness_round=1, validators=SOMEBODY))
     world.coordinate(e.HeadNoted(root=world.state.frontier.root()))
     (first,) = world.state.pending_rounds
     assert world.submission(name).randomness is None, "the round is not out yet"
@@ -122,7 +125,7 @@ def test_a_draw_is_what_the_head_gives(world: World) -> None:
     name = world.submit(world.lease("ann"))
     world.note_head()
     good = draw_of(world, name)
-    wrong = [(), good.validators[:2], good.validators[::-1], (*good.validators, world.id("ann"))]
+    wrong = [good.validators[:2], good.validators[::-1], (*good.validators, world.id("ann"))]
     for validators in wrong:
         with world.refuses("validators"):
             world.coordinate(replace(good, validators=validators))
@@ -191,24 +194,24 @@ def test_no_round_is_drawn_after_a_decision_or_for_what_was_not_drawn() -> None:
     world.note_head()
     assert world.submission(lucky).randomness is None, "it waits for no further round"
     world.wait(TERMS.verdict_ms)
-    with world.refuses("round"):
-        world.coordinate(e.AuditDrawn(submission=lucky, round=1, randomness_round=0, validators=()))
+    with world.refuses("submission"):
+        world.coordinate(e.AuditDrawn(submission=lucky, round=1, randomness_round=0, validators=SOMEBODY))
     name = world.submit(world.lease("bob", 7))
     world.agree(name, ACCEPT)
     world.note_head()
     head = world.submission(name).randomness
     assert head is not None
     with world.refuses("round"):
-        world.coordinate(e.AuditDrawn(submission=name, round=2, randomness_round=head[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=2, randomness_round=head[0], validators=SOMEBODY))
     world.settle(name)
     with world.refuses("submission"):
-        world.coordinate(e.AuditDrawn(submission=name, round=2, randomness_round=head[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=2, randomness_round=head[0], validators=SOMEBODY))
 
 
 def test_no_round_is_drawn_for_a_slash_that_nobody_appealed(world: World) -> None:
     name = world.convicted("ann")
     with world.refuses("submission"):
-        world.coordinate(e.AuditDrawn(submission=name, round=1, randomness_round=0, validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=1, randomness_round=0, validators=SOMEBODY))
 
 
 def test_the_chance_is_asked_once_and_every_later_round_has_a_full_quorum() -> None:
@@ -218,7 +221,7 @@ def test_the_chance_is_asked_once_and_every_later_round_has_a_full_quorum() -> N
         if world.draw(name):
             world.wait(TERMS.verdict_ms)
             assert len(world.judge(name, ACCEPT)) == 1
-        world.settle(name)
+            world.settle(name)
         world.wait(1)
     assert world.run.records[world.id("ann")].streak == 30
 
@@ -232,7 +235,7 @@ def test_the_next_round_is_drawn_from_randomness_of_its_own(world: World) -> Non
     assert world.submission(name).randomness is None, "that of the first draw is used up"
     world.wait(TERMS.verdict_ms)
     with world.refuses("randomness_round"):
-        world.coordinate(e.AuditDrawn(submission=name, round=1, randomness_round=first[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=1, randomness_round=first[0], validators=SOMEBODY))
     world.note_head()
     second = world.submission(name).randomness
     assert second is not None
@@ -246,7 +249,7 @@ def test_the_draw_of_an_appeal_needs_a_head_noted_after_it(world: World) -> None
     assert old is not None
     world.appeal("ann", name)
     with world.refuses("randomness_round"):
-        world.coordinate(e.AuditDrawn(submission=name, round=1, randomness_round=old[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=1, randomness_round=old[0], validators=SOMEBODY))
     world.draw(name)
 
 
@@ -262,7 +265,7 @@ def test_the_number_of_rounds_has_an_end() -> None:
     head = world.submission(name).randomness
     assert head is not None
     with world.refuses("round"):
-        world.coordinate(e.AuditDrawn(submission=name, round=ROUNDS_MAX, randomness_round=head[0], validators=()))
+        world.coordinate(e.AuditDrawn(submission=name, round=ROUNDS_MAX, randomness_round=head[0], validators=SOMEBODY))
     assert world.settle(name) is INVALID
 
 
@@ -327,24 +330,24 @@ def test_a_verdict_comes_before_the_settlement_and_in_the_latest_round(world: Wo
 def test_a_settlement_is_what_the_verdicts_give(world: World) -> None:
     name = world.submit(world.lease("ann"))
     for outcome in Outcome:
-        with world.refuses("outcome"):
-            world.coordinate(e.Settled(submission=name, outcome=outcome))
+        with world.refuses("settled[0].outcome"):
+            world.coordinate(make_settled(name, outcome))
     world.judge(name, ACCEPT, ACCEPT, ACCEPT)
     first, other = (world.opinion(validator, name, ACCEPT) for validator in world.draw(name)[:2])
     world.commit(first, other)
     world.write(world.names[first.receipt.validator], first)
     for outcome in Outcome:
-        with world.refuses("outcome"):
-            world.coordinate(e.Settled(submission=name, outcome=outcome))
+        with world.refuses("settled[0].outcome"):
+            world.coordinate(make_settled(name, outcome))
     world.write(world.names[other.receipt.validator], other)
     for outcome in (INVALID, FRAUDULENT):
-        with world.refuses("outcome"):
-            world.coordinate(e.Settled(submission=name, outcome=outcome))
-    world.coordinate(e.Settled(submission=name, outcome=ACCEPT))
-    with world.refuses("submission"):
-        world.coordinate(e.Settled(submission=name, outcome=ACCEPT))
-    with world.refuses("submission"):
-        world.coordinate(e.Settled(submission=digest("nothing"), outcome=ACCEPT))
+        with world.refuses("settled[0].outcome"):
+            world.coordinate(make_settled(name, outcome))
+    world.coordinate(make_settled(name, ACCEPT))
+    with world.refuses("settled[0].submission"):
+        world.coordinate(make_settled(name, ACCEPT))
+    with world.refuses("settled[0].submission"):
+        world.coordinate(make_settled(digest("nothing"), ACCEPT))
 
 
 def test_a_rejected_submission_ends_the_good_name(world: World) -> None:

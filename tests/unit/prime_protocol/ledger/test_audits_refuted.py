@@ -198,7 +198,6 @@ def test_it_takes_neither_stake_nor_balance_nor_the_outcome(world: World) -> Non
     world.inspect(name, *readers)
     assert {(world.stake_of(voter), world.balance(voter)) for voter in readers} == {(STAKE, BOND)}
     assert world.submission(name).outcome is ACCEPT
-    world.credit(name)
 
 
 @pytest.mark.parametrize("outcome", Outcome)
@@ -230,8 +229,6 @@ def test_a_verdict_that_did_not_stand_is_scored_and_refuted(world: World) -> Non
 def test_a_verdict_is_refuted_while_its_submission_is_remembered() -> None:
     world = World.started(lag_max=1)
     names = [world.settled("ann", ACCEPT, slot) for slot in range(2)]
-    for name in names:
-        world.credit(name)
     voter = first_voter(world, names[0])
     pay_next(world)
     before = earned(world, voter)
@@ -249,7 +246,6 @@ def test_a_verdict_is_refuted_while_its_submission_is_remembered() -> None:
 
 def test_a_debt_above_what_stood_takes_all_of_it_and_the_others_share_the_pot(world: World) -> None:
     name = world.settled("ann", ACCEPT)
-    world.credit(name)
     voter = first_voter(world, name)
     world.inspect(name, voter)
     voices = stood(world, 0)
@@ -265,13 +261,11 @@ def test_a_debt_above_what_stood_takes_all_of_it_and_the_others_share_the_pot(wo
 def test_a_debt_is_worked_off_over_two_steps_and_then_forgotten() -> None:
     world = World.started(validators=1, quorum=1, slots_per_step=64)
     names = [world.settled("ann", ACCEPT, slot) for slot in range(12)]
-    for name in names:
-        world.credit(name)
     world.inspect(names[0], "val-0")
     assert pay_next(world)[world.id("val-0")] == 0
     assert debt(world, "val-0") == REFUTED_VERDICTS - 12
     for slot in range(12):
-        world.credit(world.settled("ann", ACCEPT, slot))
+        world.settled("ann", ACCEPT, slot)
     assert pay_next(world)[world.id("val-0")] == AUDIT_POT, "4 of 12 are left, and nobody else has any"
     assert not world.run.debts
 
@@ -287,7 +281,6 @@ def test_two_refuted_verdicts_cost_twice(world: World) -> None:
 
 def test_where_all_who_judged_owe_their_pot_stays_in_the_pool(world: World) -> None:
     name = world.settled("ann", ACCEPT)
-    world.credit(name)
     world.inspect(name, *stood(world, 0))
     pool = world.state.funds.pools[RUN]
     paid = pay_next(world)
@@ -296,7 +289,7 @@ def test_where_all_who_judged_owe_their_pot_stays_in_the_pool(world: World) -> N
 
 
 def test_what_stood_after_its_step_was_paid_goes_against_the_debt_too(world: World) -> None:
-    world.credit(world.settled("bob", ACCEPT))
+    world.settled("bob", ACCEPT)
     name = world.convicted("ann", 1)
     voter = first_voter(world, name)
     pay_next(world)
@@ -305,7 +298,7 @@ def test_what_stood_after_its_step_was_paid_goes_against_the_debt_too(world: Wor
     carried = world.run.carried_upheld[(world.id(voter), world.id(voter))]
     assert carried == 1
     world.inspect(name, voter)
-    world.credit(world.settled("bob", ACCEPT))
+    world.settled("bob", ACCEPT)
     later = stood(world, 1).get(voter, 0)
     assert pay_next(world)[world.id(voter)] == 0
     assert debt(world, voter) == REFUTED_VERDICTS - carried - later
@@ -313,7 +306,6 @@ def test_what_stood_after_its_step_was_paid_goes_against_the_debt_too(world: Wor
 
 def test_a_closed_run_pays_its_last_step_less_the_debt_and_everybody_can_leave(world: World) -> None:
     name = world.settled("ann", ACCEPT)
-    world.credit(name)
     voter = first_voter(world, name)
     world.inspect(name, voter)
     world.set_run(e.RunStatus.CLOSED)

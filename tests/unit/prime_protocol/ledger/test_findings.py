@@ -36,10 +36,7 @@ BARE: dict[str, Any] = {"audit_probation": 0, "audit_floor": 1, "slots_per_step"
 
 def undrawn(world: World, node: str = "ann") -> Digest:
     """An accepted and credited submission that nobody has read."""
-    name = world.not_drawn(node)
-    world.settle(name)
-    world.credit(name)
-    return name
+    return world.not_drawn(node)
 
 
 @pytest.fixture
@@ -249,7 +246,6 @@ def test_a_validator_is_not_scored_while_a_finding_is_open(world: World) -> None
     world.judge(name, FRAUDULENT, ACCEPT, ACCEPT)
     world.agree(name, ACCEPT)
     world.settle(name)
-    world.credit(name)
     odd = next(
         node for each in world.submission(name).rounds for node, found in each.verdicts.items() if found != ACCEPT
     )
@@ -260,7 +256,6 @@ def test_a_validator_is_not_scored_while_a_finding_is_open(world: World) -> None
 
 def test_units_in_a_finding_are_lost_with_another_conviction(world: World, forged: Digest) -> None:
     bob = world.settled("bob", ACCEPT, 60)  # its first, so it is drawn
-    world.credit(bob)
     world.deposit("ann", STAKE)
     world.run.records[world.id("ann")].streak = 0  # so that the draw falls on its next file
     second = world.settled("ann", FRAUDULENT, 50)
@@ -348,7 +343,6 @@ def start_small(*inspectors: str, **terms: Any) -> tuple[World, Digest]:
     world = World.started(**options)
     world.deposit("eve", 20 * TOKEN)
     name = world.settled("ann", ACCEPT)
-    world.credit(name)
     for inspector in inspectors or ("inspector",):
         world.register(inspector, Role.RELAY)
     return world, name
@@ -448,7 +442,6 @@ def split_finding(**terms: Any) -> tuple[World, Digest]:
     )
     world.deposit("eve", 20 * TOKEN)
     name = world.settled("ann", ACCEPT)
-    world.credit(name)
     world.register("inspector", Role.RELAY)
     world.file_finding("eve", name)
     world.judge(name, FRAUDULENT, ACCEPT, ACCEPT)

@@ -24,7 +24,7 @@ from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId, Slot, Step
-from support.ledger_network import MINUTE_MS, NETWORK, RANDOMNESS, RUN, START_MS, World, digest
+from support.ledger_network import MINUTE_MS, NETWORK, RANDOMNESS, RUN, START_MS, World, digest, make_settled
 
 NODE = NodeId(b"n" * 20)
 NAME = digest("a submission")
@@ -68,10 +68,11 @@ def examples(world: World) -> dict[type, Any]:
         ),
         e.LeaseEnded(lease=0, reason=""),
         answer,
-        e.AuditDrawn(submission=NAME, round=0, randomness_round=0, validators=()),
+        e.AuditDrawn(submission=NAME, round=0, randomness_round=0, validators=(NODE,)),
+        e.AcceptedUnaudited(randomness_round=0, submissions=(NAME,)),
         e.VerdictCommitted(submission=NAME, commitment=NAME),
         world.opinion("val-0", NAME, Outcome.ACCEPT),
-        e.Settled(submission=NAME, outcome=Outcome.ACCEPT),
+        make_settled(NAME, Outcome.ACCEPT),
         e.Credited(submission=NAME, units=1),
         e.PaidOut(step=Step(0)),
         e.ValidatorScored(validator=NODE, submission=NAME),
@@ -255,7 +256,7 @@ def test_append_refuses_what_does_not_fit_the_log() -> None:
 
 def test_replay_gives_the_same_state_and_root() -> None:
     world = World.started()
-    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.settled("ann", Outcome.ACCEPT)
     again = replay(NETWORK, world.leaves, coordinator=world.id("coordinator"))
     assert again.state == world.state
     assert again.state.frontier.root() == MerkleTree([compute_leaf_hash(leaf) for leaf in world.leaves]).root()

@@ -9,7 +9,19 @@ from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.terms import SlashDestination
 from prime_protocol.wire.ids import Step
 from prime_protocol.wire.typed_data import Domain
-from support.ledger_network import BOND, BUDGET, DAY_MS, HOUR_MS, MINUTE_MS, RUN, SLASH, STAKE, TERMS, World
+from support.ledger_network import (
+    BOND,
+    BUDGET,
+    DAY_MS,
+    HOUR_MS,
+    MINUTE_MS,
+    RUN,
+    SLASH,
+    STAKE,
+    TERMS,
+    World,
+    make_settled,
+)
 
 ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 WORK_POT = BUDGET * 3 // 4
@@ -21,7 +33,6 @@ def test_honest_work_is_judged_credited_and_paid() -> None:
     name = world.submit(world.lease("ann"))
     drawn = world.judge(name, ACCEPT, ACCEPT, ACCEPT) + world.judge(name, ACCEPT, ACCEPT)
     world.settle(name)
-    world.credit(name)
     world.publish(name)
     world.pay_out(0)
     assert world.balance("ann") == BOND + WORK_POT
@@ -38,7 +49,6 @@ def test_two_workers_share_by_units() -> None:
         name = world.submit(lease)
         world.agree(name, ACCEPT)
         world.settle(name)
-        world.credit(name)
     world.publish()
     world.pay_out(0)
     assert world.balance("ann") == BOND + WORK_POT // 4
@@ -226,9 +236,8 @@ def test_a_stuck_appeal_can_be_drawn_again() -> None:
 def test_a_submission_that_is_not_drawn_is_accepted() -> None:
     world = World.started(audit_probation=0)
     name = world.not_drawn("ann")
-    assert world.settle(name) is ACCEPT
+    assert world.submission(name).outcome is ACCEPT
     assert world.submission(name).judged is None
-    world.credit(name)
     world.publish(name)
     world.pay_out(0)
     assert world.balance("ann") == BOND + WORK_POT
@@ -267,15 +276,17 @@ def test_an_audit_that_stays_stuck_ends_soft_and_blames_nobody() -> None:
 def test_a_submission_for_which_no_quorum_can_be_drawn_ends_soft() -> None:
     world = World.started(validators=2)
     name = world.submit(world.lease("ann"))
-    invalid = e.Settled(submission=name, outcome=INVALID)
+    invalid = make_settled(name, INVALID)
     world.wait(TERMS.verdict_ms)
-    with world.refuses("outcome"):
+    with world.refuses("settled[0].outcome"):
         world.coordinate(invalid)  # no head: whether it can be drawn is not known
     world.note_head()
     size = world.submission(name).randomness
     assert size is not None
     with world.refuses("validators"):
-        world.coordinate(e.AuditDrawn(submission=name, round=0, randomness_round=size[0], validators=()))
+        world.coordinate(
+            e.AuditDrawn(submission=name, round=0, randomness_round=size[0], validators=(world.id("val-0"),))
+        )
     world.coordinate(invalid)
     world.publish()
     world.pay_out(0)
@@ -285,13 +296,13 @@ def test_no_soft_end_while_validators_can_still_be_drawn_or_come() -> None:
     world = World.started(validators=2)
     name = world.submit(world.lease("ann"))
     world.note_head()
-    invalid = e.Settled(submission=name, outcome=INVALID)
+    invalid = make_settled(name, INVALID)
     world.wait(TERMS.verdict_ms - 1)
-    with world.refuses("outcome"):
+    with world.refuses("settled[0].outcome"):
         world.coordinate(invalid)
     world.join("late", Role.VALIDATOR)
     world.wait(1)
-    with world.refuses("outcome"):
+    with world.refuses("settled[0].outcome"):
         world.coordinate(invalid)
     world.judge(name, ACCEPT, ACCEPT, ACCEPT)
     assert world.settle(name) is ACCEPT
@@ -302,11 +313,11 @@ def test_where_nobody_is_left_to_ask_a_majority_accepts_when_its_round_is_over()
     name = world.submit(world.lease("ann"))
     world.judge(name, ACCEPT, ACCEPT)
     for outcome in Outcome:
-        with world.refuses("outcome"):
-            world.coordinate(e.Settled(submission=name, outcome=outcome))
+        with world.refuses("settled[0].outcome"):
+            world.coordinate(make_settled(name, outcome))
     world.wait(TERMS.verdict_ms)
-    with world.refuses("outcome"):
-        world.coordinate(e.Settled(submission=name, outcome=INVALID))
+    with world.refuses("settled[0].outcome"):
+        world.coordinate(make_settled(name, INVALID))
     assert world.settle(name) is ACCEPT
     assert world.submission(name).judged is ACCEPT
 
@@ -327,8 +338,8 @@ def test_while_others_can_be_asked_a_majority_accepts_nothing() -> None:
     world = World.started(validators=6)
     name = world.submit(world.lease("ann"))
     world.judge(name, ACCEPT, ACCEPT, ACCEPT)
-    with world.refuses("outcome"):
-        world.coordinate(e.Settled(submission=name, outcome=ACCEPT))
+    with world.refuses("settled[0].outcome"):
+        world.coordinate(make_settled(name, ACCEPT))
     world.judge(name, ACCEPT, FRAUDULENT, ACCEPT)
     assert world.settle(name) is ACCEPT
 
@@ -343,7 +354,6 @@ def test_overlapping_leases_are_credited_once() -> None:
     for name in (fast, late):
         world.agree(name, ACCEPT)
         world.settle(name)
-    world.credit(fast)
     with world.refuses("submission"):
         world.credit(late)
     world.publish()
@@ -355,7 +365,6 @@ def test_what_is_earned_after_the_payout_is_carried_to_the_next() -> None:
     world = World.started()
     name = world.convicted("ann", 0)
     early = world.settled("bob", ACCEPT, 1)
-    world.credit(early)
     world.publish(early)
     world.pay_out(0)
     world.appeal("ann", name)
@@ -365,7 +374,6 @@ def test_what_is_earned_after_the_payout_is_carried_to_the_next() -> None:
     world.credit(name)
     assert world.run.carried_units.total() == 20
     other = world.settled("bob", ACCEPT, 0)
-    world.credit(other)
     world.publish(other)
     before = world.balance("ann")
     world.pay_out(1)
@@ -389,8 +397,7 @@ def test_slots_beside_those_of_an_overturned_slash_can_be_leased_again() -> None
     assert world.settle(wider) is ACCEPT
     with world.refuses("submission"):
         world.credit(wider)
-    rest = world.settled("bob", ACCEPT, 1)
-    world.credit(rest)
+    world.settled("bob", ACCEPT, 1)
     assert world.run.steps[Step(0)].credited == {0, 1}
 
 
@@ -439,7 +446,6 @@ def test_changing_the_owner_after_the_submission_moves_neither_slash_nor_reward(
     world.wait(REGISTRATION_MS)
     world.delegate("puppet", "key")
     world.propose(bad)
-    world.credit(good)
     world.publish(good)
     world.pay_out(0)
     assert world.stake_of("owner", "key") == STAKE - SLASH
@@ -506,13 +512,14 @@ def test_an_expired_delegation_ends_leases_and_draws() -> None:
     head = world.submission(other).randomness
     assert head is not None
     with world.refuses("validators"):
-        world.coordinate(e.AuditDrawn(submission=other, round=0, randomness_round=head[0], validators=()))
+        world.coordinate(
+            e.AuditDrawn(submission=other, round=0, randomness_round=head[0], validators=(world.id("key"),))
+        )
 
 
 def test_paid_steps_are_forgotten_when_they_are_too_old_to_train_on() -> None:
     world = World.started()
     name = world.settled("ann", ACCEPT)
-    world.credit(name)
     world.publish(name)
     world.pay_out(0)
     assert name in world.run.submissions
@@ -528,7 +535,6 @@ def test_paid_steps_are_forgotten_when_they_are_too_old_to_train_on() -> None:
 def test_a_forgotten_step_is_not_leased_again_when_the_lag_grows() -> None:
     world = World.started()
     name = world.settled("ann", ACCEPT)
-    world.credit(name)
     world.publish(name)
     world.pay_out(0)
     world.publish()
@@ -560,8 +566,6 @@ def test_a_step_with_an_open_slash_or_an_open_credit_is_kept() -> None:
 def test_a_head_that_comes_after_its_submission_is_gone_is_no_trouble() -> None:
     world = World.started(audit_probation=0, lag_max=0)
     name = world.not_drawn("ann")
-    world.settle(name)
-    world.credit(name)
     trained = e.CheckpointPublished(
         step=Step(1), root=world.state.frontier.root(), manifest=world.state.frontier.root(), trained_on=()
     )
@@ -586,8 +590,8 @@ def test_new_terms_do_not_change_what_a_begun_step_is_judged_and_paid_by() -> No
     world.commit(first, *others)
     world.write(drawn[0], first)
     for outcome in (FRAUDULENT, INVALID):
-        with world.refuses("outcome"):
-            world.coordinate(e.Settled(submission=name, outcome=outcome))
+        with world.refuses("settled[0].outcome"):
+            world.coordinate(make_settled(name, outcome))
     for validator, verdict in zip(drawn[1:], others, strict=True):
         world.write(validator, verdict)
     world.settle(name)
@@ -598,7 +602,6 @@ def test_new_terms_do_not_change_what_a_begun_step_is_judged_and_paid_by() -> No
     honest = world.submit(other)
     world.agree(honest, ACCEPT)
     world.settle(honest)
-    world.credit(honest)
     world.publish()
     world.pay_out(0)
     assert world.balance("bob") == BOND + WORK_POT
@@ -608,8 +611,7 @@ def test_a_closed_run_pays_its_last_step_and_gives_back_the_rest() -> None:
     world = World.started()
     world.deposit("friend", 500 * 10**9)
     world.write("friend", e.RunFunded(amount_nano=500 * 10**9))
-    good = world.settled("ann", ACCEPT)
-    world.credit(good)
+    world.settled("ann", ACCEPT)
     bad = world.convicted("bob", 1)
     with world.refuses("step"):
         world.pay_out(0)
@@ -680,7 +682,6 @@ def test_the_reward_of_a_verdict_goes_to_the_owner_of_the_draw() -> None:
     world.wait(REGISTRATION_MS)
     world.delegate("puppet", "key")
     world.settle(name)
-    world.credit(name)
     world.publish()
     world.pay_out(0)
     assert (world.balance("owner"), world.balance("puppet")) == (BOND + AUDIT_POT, 0)

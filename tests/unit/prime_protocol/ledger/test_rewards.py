@@ -8,7 +8,7 @@ import pytest
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.ledger.terms import SlashDestination
-from prime_protocol.wire.ids import Step
+from prime_protocol.wire.ids import Digest, Step
 from support.ledger_network import BOND, BUDGET, ON_CHAIN, RUN, SLASH, TERMS, TOKEN, World, digest
 
 ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
@@ -28,15 +28,26 @@ def test_credit_needs_an_accepted_outcome(world: World) -> None:
     with world.refuses("submission"):
         world.credit(name)  # decided, not settled
     world.settle(name)
-    world.credit(name)
+    assert world.submission(name).credited
+    with world.refuses("submission"):
+        world.credit(name)  # credited with its outcome
     for outcome, slot in ((INVALID, 1), (FRAUDULENT, 2)):
         rejected = world.settled("bob", outcome, slot)
         with world.refuses("submission"):
             world.credit(rejected)
 
 
+def overturned(world: World, node: str) -> Digest:
+    """A submission that was accepted on appeal: its credit is still to come."""
+    name = world.convicted(node)
+    world.appeal(node, name)
+    world.agree(name, ACCEPT)
+    world.overturn(name)
+    return name
+
+
 def test_credit_is_given_once_and_for_the_tokens_there_are(world: World) -> None:
-    name = world.settled("ann", ACCEPT)
+    name = overturned(world, "ann")
     good = e.Credited(submission=name, units=20)
     for units in (0, 19, 21):
         with world.refuses("units"):
@@ -61,8 +72,14 @@ def test_a_step_is_paid_when_nothing_of_it_is_open(world: World) -> None:
     name = world.submit(lease)
     with world.refuses("step"):
         world.pay_out(0)  # an open submission
-    world.agree(name, ACCEPT)
+    world.agree(name, FRAUDULENT)
     world.settle(name)
+    with world.refuses("step"):
+        world.pay_out(0)  # a slash to come
+    world.propose(name)
+    world.appeal("ann", name)
+    world.agree(name, ACCEPT)
+    world.overturn(name)
     with world.refuses("step"):
         world.pay_out(0)  # a credit to come
     world.credit(name)
@@ -82,8 +99,7 @@ def test_a_cheater_is_not_spared_by_a_payout(world: World) -> None:
 
 def test_a_payout_takes_no_more_than_the_pool_has() -> None:
     world = World.started(step_budget_nano=2000 * 10**9, audit_share=0)
-    name = world.settled("ann", ACCEPT)
-    world.credit(name)
+    world.settled("ann", ACCEPT)
     world.publish()
     world.pay_out(0)
     assert world.balance("ann") == BOND + 1000 * 10**9
@@ -121,7 +137,7 @@ def closed(**terms: Any) -> World:
     """A run with two funders that has paid a step and taken a slash into its pool, and is over."""
     world = World.started(slash_to=SlashDestination.POOL, **terms)
     world.fund("friend", 500 * TOKEN)
-    world.credit(world.settled("bob", ACCEPT, 1))
+    world.settled("bob", ACCEPT, 1)
     name = world.convicted("ann")
     world.appeal("ann", name)
     world.agree(name, FRAUDULENT)
@@ -169,7 +185,7 @@ def test_where_the_pool_is_on_a_chain_a_slash_fills_it_when_the_court_does() -> 
 def test_the_reward_goes_to_the_owner() -> None:
     world = World.started(workers=[])
     world.join("key", e.Role.WORKER, owner="owner")
-    world.credit(world.settled("key", ACCEPT))
+    world.settled("key", ACCEPT)
     world.publish()
     world.pay_out(0)
     assert world.balance("key") == 0
@@ -178,9 +194,8 @@ def test_the_reward_goes_to_the_owner() -> None:
 
 def test_what_a_node_was_credited_and_earned_is_counted_for_it_for_ever() -> None:
     world = World.started(lag_max=0)
-    worth = [world.settled("ann", ACCEPT), world.settled("ann", ACCEPT, 1), world.settled("bob", ACCEPT, 2)]
-    for name in worth:
-        world.credit(name)
+    for node, slot in (("ann", 0), ("ann", 1), ("bob", 2)):
+        world.settled(node, ACCEPT, slot)
     world.settled("bob", INVALID, 3)
     world.publish()
     world.publish()

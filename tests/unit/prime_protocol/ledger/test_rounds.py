@@ -170,8 +170,6 @@ def test_a_run_without_validators_needs_no_witness_and_its_beacon_comes_all_the_
 def test_a_submission_that_is_gone_with_its_step_needs_no_round() -> None:
     world = World.started(audit_probation=0, audit_floor=1, lag_max=0)
     name = world.not_drawn("ann")
-    world.settle(name)
-    world.credit(name)
     note(world)
     world.write("trainer", e.CheckpointPublished(step=Step(1), root=digest("r"), manifest=digest("m"), trained_on=()))
     world.pay_out(0)
@@ -223,7 +221,6 @@ def test_a_finding_is_not_judged_by_a_round_that_was_fixed_before_it() -> None:
     world = World.started(vesting_ms=DAY_MS)
     world.deposit("eve", 20 * TOKEN)
     name = world.settled("ann", e.Outcome.ACCEPT)
-    world.credit(name)
     world.wait(1)
     # After its draw the submission waits for one more round, in case its validators are silent.
     old = note(world)
@@ -243,7 +240,6 @@ def test_a_finding_is_judged_by_the_round_of_its_own_head_even_where_an_earlier_
     world = World.started(vesting_ms=DAY_MS)
     world.deposit("eve", 20 * TOKEN)
     name = world.settled("ann", e.Outcome.ACCEPT)
-    world.credit(name)
     world.wait(1)
     number = note(world)
     world.file_finding("eve", name)

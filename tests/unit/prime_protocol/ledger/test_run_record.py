@@ -61,17 +61,15 @@ def test_suspicion_raises_the_audit_rate_before_anything_else() -> None:
 
 
 def test_pay_is_held_with_two_unlikely_files_and_released_when_files_look_honest_again(world: World) -> None:
-    first = world.settled("ann", ACCEPT, 0, bets=weigh(SUSPICION_AUDITED))
-    world.credit(first)
+    world.settled("ann", ACCEPT, 0, bets=weigh(SUSPICION_AUDITED))
     assert (record(world).suspicion, record(world).is_held) == (SUSPICION_AUDITED, False)
-    second = world.settled("ann", ACCEPT, 1, bets=weigh(45))
-    world.credit(second)
+    world.settled("ann", ACCEPT, 1, bets=weigh(45))
     assert record(world).is_held
     paid = world.run.steps[0].units.total()
     assert record(world).held_units == {(world.id("ann"), 0): paid}, "the first file is paid, the second is held"
     for slot in range(2, 4):
         assert record(world).held_units
-        world.credit(world.settled("ann", ACCEPT, slot, bets=weigh(-25)))
+        world.settled("ann", ACCEPT, slot, bets=weigh(-25))
     assert (record(world).suspicion, record(world).is_held) == (25, False)
     assert not record(world).held_units
     assert world.run.steps[0].units.total() == 4 * paid, "what was held goes back to its step"
@@ -79,12 +77,12 @@ def test_pay_is_held_with_two_unlikely_files_and_released_when_files_look_honest
 
 def test_what_was_held_beyond_the_payout_of_its_step_is_paid_with_the_next(world: World) -> None:
     for slot in range(2):
-        world.credit(world.settled("ann", ACCEPT, slot, bets=weigh(45)))
+        world.settled("ann", ACCEPT, slot, bets=weigh(45))
     held = record(world).held_units.total()
     world.publish()
     world.pay_out(0)
     for slot in range(3):
-        world.credit(world.settled("ann", ACCEPT, slot, bets=weigh(-40)))
+        world.settled("ann", ACCEPT, slot, bets=weigh(-40))
     assert world.run.carried_units.total() == held
 
 
@@ -99,7 +97,7 @@ def test_a_file_that_brings_the_sums_to_where_no_honest_noise_gets_convicts_and_
 
 def test_new_bounds_forget_what_the_old_ones_found_and_other_terms_do_not(world: World) -> None:
     for slot in range(2):
-        world.credit(world.settled("ann", ACCEPT, slot, bets=weigh(45)))
+        world.settled("ann", ACCEPT, slot, bets=weigh(45))
     assert record(world).is_held
     world.coordinate(e.RunUpdated(terms=world.terms(quorum=1)))
     assert record(world).suspicion == 90

@@ -24,7 +24,7 @@ from support.ledger_network import NETWORK, World, digest
 def make_busy_world() -> World:
     """With open leases, audits, slashes, rounds and payments."""
     world = World.started()
-    world.credit(world.settled("ann", Outcome.ACCEPT))
+    world.settled("ann", Outcome.ACCEPT)
     world.convicted("bob", 3)
     world.submit(world.lease("ann", 5))
     world.note_head()

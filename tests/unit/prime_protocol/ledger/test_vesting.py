@@ -19,7 +19,7 @@ def world() -> World:
 
 
 def credited(world: World, node: str, slot: int) -> None:
-    world.credit(world.settled(node, ACCEPT, slot))
+    world.settled(node, ACCEPT, slot)
 
 
 def execute(world: World, node: str, slot: int) -> None:
@@ -86,7 +86,6 @@ def test_held_and_carried_pay_is_lost_too_and_so_is_what_was_in_judgement(world:
     execute(world, "ann", 1)
     world.agree(late, ACCEPT)
     world.settle(late)
-    world.credit(late)
     assert not run.carried_units[(ann, ann)]
     assert run.records[ann].held_units == {(world.id("bob"), 0): 7}
     assert not run.steps[0].units[(ann, ann)]
@@ -116,6 +115,5 @@ def finish(world: World, slot: int) -> bool:
     is_drawn = bool(world.draw(name))
     if is_drawn:
         world.agree(name, ACCEPT, is_drawn=True)
-    world.settle(name)
-    world.credit(name)
+        world.settle(name)
     return not is_drawn

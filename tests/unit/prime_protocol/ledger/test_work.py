@@ -156,7 +156,6 @@ def test_a_checkpoint_names_accepted_submissions_once(world: World) -> None:
 def test_where_the_terms_say_so_a_checkpoint_is_trained_on_audited_work_only() -> None:
     world = World.started(audit_probation=0, audit_floor=1, slots_per_step=32, train_on=TrainOn.AUDITED)
     unseen = world.not_drawn("ann")
-    world.settle(unseen)
     audited = next(iter(world.run.submissions))
     assert audited != unseen, "the first is always drawn"
     with world.refuses("trained_on[0]"):
@@ -255,7 +254,7 @@ def test_slots_are_leased_to_one_node_until_they_are_free(world: World) -> None:
 
 
 def test_slots_that_were_credited_are_gone_even_for_a_second_chance(world: World) -> None:
-    world.credit(world.settled("ann", ACCEPT))
+    world.settled("ann", ACCEPT)
     with world.refuses("first_slot"):
         world.lease("bob", speculative=True)
 
@@ -277,7 +276,7 @@ def test_old_steps_are_not_leased(world: World) -> None:
 
 
 def test_a_paid_step_is_not_leased(world: World) -> None:
-    world.credit(world.settled("ann", ACCEPT))
+    world.settled("ann", ACCEPT)
     world.publish()
     world.pay_out(0)
     with world.refuses("step"):
