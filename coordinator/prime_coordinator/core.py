@@ -154,6 +154,7 @@ class Core:
             leases=self.leases.open_leases(run, node),
             audits=(*self.audits.tasks(node, run), *self.inspections.tasks(node, run))[:AUDITS_LISTED_MAX],
             reveals=self.audits.list_reveals(node, run, now_ms),
+            run_status=run_state.status,
             command=_get_command(known, run_state.suspended.get(node)),
             version_min=terms.get_version_min(now_ms),
             upgrade_by_ms=terms.upgrade_by_ms if is_behind else 0,

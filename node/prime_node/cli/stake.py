@@ -39,7 +39,7 @@ def show(context: NodeCliContext) -> int:
         ("node", facts["node"]),
         ("owner", "itself" if facts["owner"] == facts["node"] else facts["owner"]),
         ("stake", format_amount(facts["stake_nano"])),
-        ("minimum", f"{format_amount(facts['stake_min_nano'])} for {config.run}"),
+        ("minimum", f"{format_amount(facts['stake_min_nano'])} for {config.run_id}"),
         ("unbonding", format_amount(facts["unbonding_nano"])),
         ("balance", f"{format_amount(facts['balance_nano'])} of the owner"),
         ("eligibility", f"{facts['eligibility']}" + (f": {facts['remedy']}" if not facts["is_eligible"] else "")),
@@ -162,12 +162,12 @@ async def fetch_stake(config: NodeConfig, node: NodeId) -> dict[str, Any]:
         try:
             await client.wait_for_index()
             detail = await client.get(f"/nodes/{node}")
-            run = await client.get(f"/runs/{config.run}")
+            run = await client.get(f"/runs/{config.run_id}")
         except NotFound as error:
             raise LocalError(f"the coordinator does not know it yet: {error}. Start the node first") from None
     try:
         summary = detail["summary"]
-        eligibility = next(row for row in detail["work"]["eligibility"] if row["run"] == config.run)
+        eligibility = next(row for row in detail["work"]["eligibility"] if row["run"] == config.run_id)
         return {
             "node": str(node),
             "owner": str(summary["owner"]),

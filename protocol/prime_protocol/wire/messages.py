@@ -199,6 +199,8 @@ class HeartbeatReply:
     audits: Annotated[tuple[AuditTask, ...], Size(0, AUDITS_LISTED_MAX)]
     reveals: Annotated[tuple[Digest, ...], Size(0, AUDITS_LISTED_MAX)] = ()
     """Submissions whose committed verdict this node may give now."""
+    run_status: RunStatus = RunStatus.ACTIVE
+    """A run that pauses or has ended gives no work; a node with several runs goes on with the others."""
     command: NodeCommand
     version_min: Uint
     upgrade_by_ms: Uint

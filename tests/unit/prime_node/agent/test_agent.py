@@ -5,7 +5,8 @@ from hashlib import sha256
 from random import Random
 from typing import Any, TypeVar
 
-from prime_node.agent.agent import STOP_MS, Agent
+from prime_node.agent.agent import Agent
+from prime_node.agent.control_state import STOP_MS
 from prime_node.agent.events import (
     Audit,
     AuditDone,
