@@ -346,6 +346,9 @@ JUDGEMENT_ATTACKS = (
         "candidates",
         gains="judges the files of an accomplice",
     ),
+    _attack(
+        COORDINATOR, "suspended-candidate", "suspends who would be drawn", HARMLESS, "candidates", gains="picks judges"
+    ),
 )
 """About who may be judged again and who judges, in the simulator."""
 

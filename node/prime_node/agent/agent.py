@@ -364,7 +364,7 @@ class Agent:
             self._effects += effects
             for entry in returned:
                 self._return_lease(entry, now_ms)
-        self._effects += self.audits.advance(server_ms, accepts_work=self.control.accepts_work)
+        self._effects += self.audits.advance(server_ms, accepts_work=self.control.accepts_audits)
         self._queue_entries(
             self._membership.make_stake(self._outbox.list_entries(), now_ms, server_ms + REGISTRATION_TTL_MS)
         )

@@ -33,6 +33,11 @@ class ControlState:
     def accepts_work(self) -> bool:
         return self.command is NodeCommand.NONE and not self.is_draining and not self.hold_reason
 
+    @property
+    def accepts_audits(self) -> bool:
+        """A node that the coordinator drains or suspends still owes the verdicts that it was drawn for."""
+        return self.command is not NodeCommand.STOP and not self.is_draining and not self.hold_reason
+
     def find_stop_reason(self, now_ms: int, *, is_idle: bool, is_outbox_empty: bool) -> str | None:
         """Why the process may end now; None: it may not yet. Empty: its owner asked for it."""
         if self.stop_ms != NEVER_MS and (now_ms >= self.stop_ms or is_outbox_empty):

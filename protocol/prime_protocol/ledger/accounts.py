@@ -78,7 +78,7 @@ def set_node_status(state: LedgerState, context: EntryContext, entry: NodeStatus
         state.runs[entry.run].suspended.pop(entry.node, None)
     else:
         state.runs[entry.run].suspended[entry.node] = entry.reason
-    state.refresh_validator(entry.node)
+    state.refresh_validator(entry.node, is_by_coordinator=True)
 
 
 def delegate(state: LedgerState, context: EntryContext, entry: Delegated) -> None:
