@@ -217,7 +217,7 @@ def judge_broken(name: str, monkeypatch: pytest.MonkeyPatch, *patches: Patch) ->
 HOLD = Patch(
     findings, "_hold_back", "taken = _take_units(step.units, (submission.owner, submission.node), wanted)", "taken = 0"
 )
-BOUNTY = Patch(findings, "close_finding", "state.funds.pay_bounty(name, finding.finder, amount_nano)", "pass")
+BOUNTY = Patch(findings, "close_finding", "state.funds.pay_bounty(name, account, amount_nano)", "pass")
 
 
 @pytest.mark.parametrize("rule", [HOLD, BOUNTY], ids=["hold", "bounty"])

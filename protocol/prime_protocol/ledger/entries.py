@@ -149,7 +149,10 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatorScored:
-    """Coordinator: a validator's verdict was not what was settled in the end."""
+    """Coordinator: a validator's verdict was not what was settled in the end, or an inspector refuted it.
+
+    The second only on a chain, where the court takes the stake by this entry alone.
+    """
 
     validator: NodeId
     submission: Digest
@@ -493,6 +496,8 @@ class SlashExecuted:
     """Coordinator: the window is over, or other validators found the same."""
 
     submission: Digest
+    bounty_to: NodeId | None = None
+    """Owner of the finder, where the slash follows a finding. A court on a chain pays the bounty by this entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

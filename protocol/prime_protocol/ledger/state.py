@@ -217,6 +217,8 @@ class SubmissionState:
     """Inspectors that have read it again, and where what they found stands."""
     refuted: frozenset[NodeId] = frozenset()
     """Validators that judged it and had not read it."""
+    penalised: frozenset[NodeId] = frozenset()
+    """Validators that lost stake over it to a court on a chain, which takes it once."""
     ruling: Outcome | None = None
     """What an inspector decided where validators could not; of the appeal while a slash is open."""
     rulings: dict[NodeId, LogPosition] = field(default_factory=lambda: NOTHING)
