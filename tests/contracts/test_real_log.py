@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from prime_coordinator.settlement.slash_cases import compute_penalty_name
 from prime_node.settlement.payout_check import PostedRoot, check_root
 from prime_protocol.constants import BASIS_POINTS, SIGNATURE_BYTES
 from prime_protocol.ledger import entries as e
@@ -16,6 +15,7 @@ from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import Payload
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.typed_data import Domain, compute_receipt_id
+from prime_runtime.chain.abi import compute_penalty_name
 from support.contracts.evm import CHAIN_ID, Chain, node_id
 from support.contracts.network import RUN_KEY, Scene, receipt_values, verdict_values
 from support.ledger_network import (

@@ -1,15 +1,19 @@
 """Penalties of validators and bounties of finders on a real anvil, with a real log."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
 
 from prime_coordinator.settlement.actions import SlashPhase
-from prime_coordinator.settlement.slash_cases import compute_penalty_name
+from prime_node.cli.chain import ChainStaking
+from prime_node.config import NodeConfig
 from prime_protocol.constants import BASIS_POINTS
+from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.terms import SlashDestination
 from prime_protocol.wire.ids import Digest, NodeId
+from prime_runtime.chain.abi import compute_penalty_name
 from prime_runtime.chain.contracts import run_key
 from prime_runtime.chain.transactions import ContractReverted
 from support.ledger_network import DAY_MS, HOUR_MS, PENALTY, RUN, SLASH, STAKE, TERMS, TOKEN
@@ -31,32 +35,40 @@ async def start(made: Rig) -> None:
     await started(made, validators=8, **pooled)
 
 
-def refute(made: Rig) -> tuple[str, Digest]:
-    """A validator calls honest work fraudulent, and a clear majority refutes it; its name and that of the penalty."""
+def refute(made: Rig) -> tuple[str, Digest, Digest]:
+    """A validator calls honest work fraudulent, and a clear majority refutes it: who, about what, and the penalty."""
     world = made.world
     name = world.submit(world.lease("ann"))
     liar = world.judge(name, FRAUDULENT, ACCEPT)[0]
     world.agree(name, ACCEPT)
     world.settle(name)
     assert world.score(liar, name) == PENALTY
-    return liar, compute_penalty_name(name, world.id(liar))
+    return liar, name, compute_penalty_name(name, world.id(liar))
 
 
 async def vault_stake(made: Rig, name: str) -> int:
     return int((await made.read("vault", "positionOf", made.world.id(name)))["stake"])
 
 
-async def appeal(made: Rig, liar: str, penalty: Digest) -> None:
-    wallet, at = made.holders[liar].wallet, made.contracts
-    await wallet.send_and_wait("approval", at.token, "approve", at.court.address, BOND)
-    await wallet.send_and_wait("appeal", at.court, "appeal", penalty)
+def staking(made: Rig, name: str, said: list[str]) -> ChainStaking:
+    """The commands of `prime-node` on the machine of a node; what they print goes into the list."""
+    config = NodeConfig(folder=made.folder / name, rpc=made.chain.rpc, domain=str(made.contracts.domain))
+    key = made.world.key(name)
+    return ChainStaking(config, key, key, made.chain.rpc, said.append)
+
+
+async def appeal(made: Rig, liar: str, submission: Digest) -> None:
+    """`prime-node appeal`: what the court has of this submission is the penalty of the node itself."""
+    said: list[str] = []
+    await asyncio.to_thread(staking(made, liar, said).appeal, submission, "")
+    assert said[0].startswith("paid a bond of 1"), said
 
 
 async def test_a_refuted_validator_loses_its_stake_on_the_chain_as_in_the_log(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
         await start(made)
         world = made.world
-        liar, penalty = refute(made)
+        liar, _, penalty = refute(made)
         assert world.stake_of(liar) == STAKE - PENALTY
         await made.next_epoch()
         assert await made.slash_status(penalty) == SlashPhase.OPEN
@@ -74,9 +86,9 @@ async def test_a_refuted_validator_loses_its_stake_on_the_chain_as_in_the_log(tm
 async def test_an_appeal_against_a_penalty_fails_where_a_quorum_signed_the_opposite(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
         await start(made)
-        liar, penalty = refute(made)
+        liar, name, penalty = refute(made)
         await made.next_epoch()
-        await appeal(made, liar, penalty)
+        await appeal(made, liar, name)
         await made.settle()
         assert await made.slash_status(penalty) == SlashPhase.EXECUTED
         assert await vault_stake(made, liar) == STAKE - PENALTY
@@ -102,7 +114,7 @@ async def test_what_an_inspector_alone_refuted_costs_stake_unless_the_court_hear
         penalty = compute_penalty_name(name, world.id(unread))
         await made.next_epoch()
         if is_appealed:
-            await appeal(made, unread, penalty)
+            await appeal(made, unread, name)
         await made.chain.pass_time(8 * 3600 + 10 * EPOCH_S if is_appealed else WINDOW_S)
         await made.settle()
         assert await made.slash_status(penalty) == phase
@@ -112,7 +124,7 @@ async def test_what_an_inspector_alone_refuted_costs_stake_unless_the_court_hear
 async def test_a_penalty_outlives_kills_and_a_reorganisation_and_is_taken_once(tmp_path: Path) -> None:
     async with rig(tmp_path) as made:
         await start(made)
-        liar, penalty = refute(made)
+        liar, _, penalty = refute(made)
         await made.chain.pass_time(EPOCH_S)
         await made.commit()
         await made.settlement.settle(made)  # anchored and proposed, in blocks that are not deep yet
@@ -158,7 +170,11 @@ async def test_the_finder_of_a_forged_file_claims_a_bounty_out_of_the_slash(tmp_
         eve: NodeId = world.id("eve")
         assert await made.read("court", "bountyOf", eve) == bounty
         before = await made.tokens(eve)
-        await made.holders["bank"].wallet.send_and_wait("claim", made.contracts.court, "claimBounty", eve)
+        said: list[str] = []
+        with pytest.raises(LocalError, match="no bounty"):
+            await asyncio.to_thread(staking(made, "ann", said).claim_bounty)
+        await asyncio.to_thread(staking(made, "eve", said).claim_bounty)
+        assert said == [f"claimed a bounty of {bounty // TOKEN} to the wallet {eve}"]
         assert await made.tokens(eve) == before + bounty
         with pytest.raises(ContractReverted, match="NothingToClaim"):
             await made.holders["bank"].wallet.send_and_wait("claim", made.contracts.court, "claimBounty", eve)

@@ -23,7 +23,7 @@ from prime_protocol.ledger.replay import ENTRY_TYPES
 from prime_protocol.log.merkle import MerkleProof
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.ids import Digest, NodeId
-from prime_protocol.wire.signing import keccak
+from prime_runtime.chain.abi import compute_penalty_name
 
 END_ENTRIES = (SlashExecuted, SlashOverturned)
 CASE_KINDS = tuple(kind.__name__ for kind in (Submitted, VerdictGiven, SlashProposed, Appealed, *END_ENTRIES))
@@ -104,11 +104,6 @@ class PenaltyCase:
     @property
     def name(self) -> Digest:
         return compute_penalty_name(self.entry.submission, self.entry.validator)
-
-
-def compute_penalty_name(submission: Digest, validator: NodeId) -> Digest:
-    """ICourt.penaltyOf."""
-    return Digest(keccak(submission + bytes(12) + validator))
 
 
 def make_penalty_case(index: int, entry: ValidatorScored, verdicts: Sequence[VerdictGiven]) -> PenaltyCase:

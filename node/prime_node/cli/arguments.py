@@ -222,14 +222,20 @@ def _add_stake(commands: Group) -> None:
     release = _command(
         actions, "release", "stake:release", "move unstaked amounts whose delay is over into the balance"
     )
-    for action in (add, remove):
-        action.add_argument("amount", metavar="AMOUNT", help="in the network's currency, such as 100 or 0.5")
     unstake = _command(commands, "unstake", "stake:remove", "same as `stake remove`")
-    unstake.add_argument("amount", metavar="AMOUNT", help="in the network's currency, such as 100 or 0.5")
+    for action in (add, remove, unstake):
+        action.add_argument("amount", metavar="AMOUNT", help="in the network's currency, such as 100 or 0.5")
     withdraw = _command(commands, "withdraw", "stake:release", "same as `stake release`; on a chain: into the wallet")
     claim = _command(commands, "claim", "stake:claim", "collect rewards, where the network settles on a chain")
-    appeal = _command(commands, "appeal", "stake:appeal", "appeal a slash, with the bond that the run's terms require")
-    appeal.add_argument("submission", metavar="SUBMISSION", help="id of the slashed submission")
+    claim.add_argument("--bounty", action="store_true", help="collect bounties of findings from the court instead")
+    appeal = _command(
+        commands, "appeal", "stake:appeal", "appeal a slash or a penalty, with the bond that the run's terms require"
+    )
+    appeal.add_argument(
+        "submission",
+        metavar="SUBMISSION",
+        help="id of the submission that the slash, or a validator's penalty, is about",
+    )
     appeal.add_argument("--reason", default="", help="text for the public log")
     challenge = _command(
         commands,
