@@ -942,3 +942,21 @@ def test_a_short_wait_keeps_the_order() -> None:
     assert runner.agent.list_held() == ()
     runner.wait(3_000)
     assert len(runner.sent(NodeRegistered)) == 1
+
+
+def test_a_suspended_validator_still_gives_the_verdicts_that_it_was_drawn_for() -> None:
+    runner = FakeRunner(VALIDATOR)
+    runner.heartbeat(audits=(task(),), command=NodeCommand.DRAIN)
+    assert [audit.task for audit in runner.pop(Audit)] == [task()]
+    stopped = FakeRunner(VALIDATOR)
+    stopped.heartbeat(audits=(task(),), command=NodeCommand.STOP)
+    assert not stopped.pop(Audit)
+
+
+def test_the_agent_of_a_further_run_leaves_the_registration_to_the_first() -> None:
+    runner = FakeRunner(VALIDATOR, registers=False)
+    runner.wait(2_000)
+    runner.refuse(runner.sent(Heartbeat)[0], "node")
+    assert not runner.sent(NodeRegistered)
+    runner.wait(60_000)
+    assert runner.sent(Heartbeat), "it asks again until the node is registered"

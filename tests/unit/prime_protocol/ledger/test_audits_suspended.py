@@ -40,6 +40,7 @@ def test_a_suspension_after_the_head_does_not_change_its_draw(
     for node in drawn:
         suspend(world, node, status, run)
         assert node not in world.run.validators, "draws with later heads do without it"
+        assert world.state.can_validate(node, world.run.terms) is (run is not None), "all it takes but the status"
         assert compute(world, name) == drawn
         resume(world, node, run)
         assert compute(world, name) == drawn, "nor does it come back as one that joined late"
