@@ -22,8 +22,7 @@ class AttackVerdict(StrEnum):
     """The result that an attack must have."""
 
     REFUSED = "refused"
-    """Not accepted: no credit, and nothing of it is used. Found by the intake checks or by the ledger's rules. Of a
-    coordinator: validators stop working for it."""
+    """Refused at intake or by the ledger's rules, and not used. Of a coordinator: validators stop working for it."""
     FRAUDULENT = "fraudulent"
     """Found by an audit: no credit, and the stake is slashed."""
     PROVEN = "proven"
@@ -346,9 +345,7 @@ JUDGEMENT_ATTACKS = (
         "candidates",
         gains="judges the files of an accomplice",
     ),
-    _attack(
-        COORDINATOR, "suspended-candidate", "suspends who would be drawn", HARMLESS, "candidates", gains="picks judges"
-    ),
+    _attack(COORDINATOR, "suspended-candidate", "suspends who would judge", HARMLESS, "candidates", gains="its choice"),
 )
 """About who may be judged again and who judges, in the simulator."""
 
