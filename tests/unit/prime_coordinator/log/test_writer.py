@@ -217,6 +217,36 @@ async def test_a_database_older_than_a_published_head_is_refused(rig: Rig) -> No
         old.close()
 
 
+@pytest.mark.parametrize("damage", [b"", b"not a note\n", bytes(10_000_000)])
+async def test_a_damaged_head_in_the_mirror_is_signed_again(rig: Rig, damage: bytes) -> None:
+    rig.writer.enqueue(make_leaves(300))
+    await rig.writer.flush()
+    await rig.writer.sign_head()
+    (rig.mirror / "checkpoint").write_bytes(damage)
+    _, tree = await recovered(rig)
+    again = make_rig(rig.store, rig.mirror, tree)
+    await again.writer.open_mirror()
+    assert check_mirror(rig.mirror) == 300
+
+
+@pytest.mark.parametrize(("signed", "left"), [(20, 15), (300, 255), (300, 256), (600, 20)])
+async def test_a_database_that_lost_entries_is_refused_even_if_no_head_is_left(
+    rig: Rig, signed: int, left: int
+) -> None:
+    leaves = make_leaves(signed)
+    rig.writer.enqueue(leaves)
+    await rig.writer.flush()
+    await rig.writer.sign_head()
+    (rig.mirror / "checkpoint").write_bytes(b"damaged")
+    old = open_log_store(f"sqlite:///{rig.mirror.parent / 'old.db'}")
+    try:
+        await old.append(0, leaves[:left], [compute_entry_keys(leaf) for leaf in leaves[:left]])
+        with pytest.raises(LocalError, match="would fork the log"):
+            await recovered(make_rig(old, rig.mirror))
+    finally:
+        old.close()
+
+
 async def test_an_entry_that_changed_on_disk_is_found(rig: Rig) -> None:
     leaves = make_leaves(20)
     forged = [*leaves[:10], *make_leaves(21)[11:]]
