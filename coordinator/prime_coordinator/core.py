@@ -43,6 +43,7 @@ from prime_protocol.ledger.entries import (
     FindingFiled,
     Inspected,
     LeaseEnded,
+    LogRestored,
     NodeStatus,
     NodeStatusSet,
     Outcome,
@@ -147,7 +148,9 @@ class Core:
         return HeartbeatReply(
             now_ms=now_ms,
             next_heartbeat_ms=self._intervals.heartbeat_ms,
-            head=self.head if self.head_size > heartbeat.head_size else b"",
+            # A node with a larger head has seen entries that a restore lost: it must see this one too.
+            head=self.head if self.head_size != heartbeat.head_size else b"",
+            restored_size=state.restored_size,
             witness=self.witnesses.get_note(node),
             weights=self._weights(run, run_state),
             lag_max=terms.lag_max,
@@ -217,6 +220,12 @@ class Core:
         if run is not None:
             self.payouts.mark_dirty(run)
         return logged
+
+    def append_restored(self, now_ms: int) -> None:
+        """Say that the log was rebuilt from a copy of all entries before this one."""
+        state = self.state
+        entry = LogRestored(size=state.size, root=state.frontier.root())
+        self.entry_writer.append_own(entry, None, self._log_time(now_ms))
 
     def append_chain_appeal(self, entry: Appealed, run: RunId, now_ms: int) -> None:
         """Append an appeal that was made on the chain; RemoteError if a rule refuses it."""

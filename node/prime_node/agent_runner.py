@@ -27,6 +27,7 @@ from prime_node.agent.events import (
     GenerationProgressed,
     HoldChanged,
     LoadWeights,
+    LogRolledBack,
     ReplyReceived,
     SavedState,
     SaveState,
@@ -43,6 +44,7 @@ from prime_node.agent.outbox import NodeProfile
 from prime_node.config import NodeConfig
 from prime_node.coordinator_client import CoordinatorClient
 from prime_node.jobs.runner import JobRunner, JobTools
+from prime_node.log.tree_heads import LossNoticed
 from prime_node.storage.keys import read_delegation
 from prime_node.storage.node_folder import RunFolder
 from prime_node.storage.saved_state import SavedStateFile
@@ -211,6 +213,15 @@ class AgentRunner:
         if self.agent is not None:
             self.agent.set_head_size(size)
 
+    def handle_loss(self, loss: LossNoticed) -> None:
+        """The coordinator restored its log, and entries are lost."""
+        resent = (
+            self.job_runner.tracker.list_lost(loss, self._config.network_id, self._key)
+            if self.job_runner is not None
+            else []
+        )
+        self.post_event(LogRolledBack(loss.head_size, tuple(resent)))
+
     def close(self) -> None:
         if self.job_runner is not None:
             self.job_runner.close()
@@ -284,8 +295,8 @@ class AgentRunner:
             case LoadWeights(weights):
                 self.status.wanted_weights = weights
                 self._start(self._load_weights(weights))
-            case CheckTreeHead(head):
-                self._swarm.head_monitor.add_coordinator_head(head)
+            case CheckTreeHead(head, restored_size):
+                self._swarm.head_monitor.add_coordinator_head(head, restored_size)
             case CosignTreeHead(head):
                 self._swarm.head_monitor.add_head_to_cosign(head)
             case Stop(reason):

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from prime_node.agent.events import HeadCosigned, StopRequested
 from prime_node.config import NodeConfig
+from prime_node.log.tree_heads import LossNoticed
 from prime_node.node_work import NodeWork
 from prime_node.settlement.appeals import ChainAppeals
 from prime_node.settlement.payout_watch import PayoutWatch
@@ -58,6 +59,7 @@ class Daemon:
             on_appealed=appeals.request_appeal,
         )
         self.swarm.head_monitor.on_verified = self.work.set_head_size
+        self.swarm.head_monitor.on_loss = self._handle_loss
         self.swarm.head_monitor.on_cosigned = lambda cosigned: self.work.first.post_event(HeadCosigned(cosigned))
         self.swarm.accusations.on_change = lambda reason: self.work.hold(reason, by="log")
         parts = [
@@ -90,6 +92,11 @@ class Daemon:
         self.work.post_to_all(StopRequested())
         if not await wait_until_set(self._agent_done, SHUTDOWN_MS):
             log.warning("shutdown timed out; leases and unsent entries resume at the next start")
+
+    def _handle_loss(self, loss: LossNoticed) -> None:
+        if self.swarm.ledger_follower is not None:
+            self.swarm.ledger_follower.handle_loss()
+        self.work.handle_loss(loss)
 
     def _finish(self, reason: str) -> None:
         self._end(reason)

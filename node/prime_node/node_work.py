@@ -15,6 +15,7 @@ from prime_node.agent_runner import AgentRunner, Holds, SharedWork
 from prime_node.config import NodeConfig, NodeRole
 from prime_node.coordinator_client import CoordinatorClient
 from prime_node.jobs.runner import JobTools
+from prime_node.log.tree_heads import LossNoticed
 from prime_node.run_weights import find_changed_tensors
 from prime_node.storage.node_folder import NodeFolder
 from prime_node.storage.saved_state import UploadSpool
@@ -105,6 +106,11 @@ class NodeWork:
         """Finishes the current jobs, then stops."""
         self.holds.is_draining = True
         self.post_to_all(DrainRequested())
+
+    def handle_loss(self, loss: LossNoticed) -> None:
+        """The coordinator restored its log, and entries of any run may be lost."""
+        for runner in self.runners.values():
+            runner.handle_loss(loss)
 
     def set_head_size(self, size: int) -> None:
         for runner in self.runners.values():

@@ -60,6 +60,7 @@ def tell() -> World:
     world.publish(good)
     world.measure(1, held_out=0.25, reward=0.125)
     world.coordinate(e.SnapshotNoted(size=world.state.size, digest=digest("the state"), format=1))
+    world.coordinate(e.LogRestored(size=world.state.size, root=world.state.frontier.root()))
     world.pay_out(0)
     world.appeal("ann", wronged)
     world.agree(wronged, ACCEPT)

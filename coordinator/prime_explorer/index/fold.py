@@ -58,6 +58,8 @@ def _write_account_brief(entry: Any, ticker: str) -> str:
             return f"root {str(root)[:10]}…"
         case e.SnapshotNoted(size=size, digest=digest):
             return f"state after {size:,} entries, {str(digest)[:10]}…"
+        case e.LogRestored(size=size):
+            return f"restored from a copy of the first {size:,} entries; later ones are lost"
         case e.RoundRecorded(round=number, cosignatures=cosignatures):
             return f"round {number:,} of the randomness chain, {len(cosignatures)} witnesses"
         case e.CheckpointPublished(step=step, trained_on=names):

@@ -26,6 +26,7 @@ from prime_node.agent.events import (
     HeadCosigned,
     HoldChanged,
     LoadWeights,
+    LogRolledBack,
     PendingEntry,
     ReplyReceived,
     SavedState,
@@ -130,6 +131,8 @@ class Agent:
                 self._handle_refusal(request, refusal, now_ms)
             case SendTimedOut(request):
                 self._handle_refusal(request, None, now_ms)
+            case LogRolledBack():
+                self._roll_back(event, now_ms)
             case WeightsReady(step, root):
                 self.leases.checkpoints[step] = root
                 self._lease_request_due_ms = min(self._lease_request_due_ms, now_ms)
@@ -224,7 +227,7 @@ class Agent:
         if reply.updates:
             self._updates_seen = reply.updates[-1].number
         if reply.head:
-            self._effects.append(CheckTreeHead(reply.head))
+            self._effects.append(CheckTreeHead(reply.head, reply.restored_size))
         if reply.witness:
             self._effects.append(CosignTreeHead(reply.witness))
         if reply.weights is not None:
@@ -235,6 +238,15 @@ class Agent:
         self._queue_entries(self.audits.take_revealed(reply.reveals))
         self._membership.is_staked = self._membership.is_staked or bool(reply.leases or reply.audits)
         self._apply_command(reply.command, now_ms)
+
+    def _roll_back(self, event: LogRolledBack, now_ms: int) -> None:
+        """Forget what only the lost entries said: beacons, audits, the newest step."""
+        self._head_size = event.head_size
+        self._weights, self._loading_step = None, -1
+        self.leases.forget_steps()
+        self.audits.forget_done()
+        self._queue_entries(list(event.resent))
+        self._heartbeat_due_ms = now_ms
 
     def set_head_size(self, size: int) -> None:
         """The head monitor has verified a tree head of this size."""

@@ -95,6 +95,11 @@ class LeaseAssignments:
             for step in [step for step in table if step < oldest]:
                 del table[step]
 
+    def forget_steps(self) -> None:
+        """The log may have lost the newest steps. It may give them other beacons and other checkpoints."""
+        self._beacons.clear()
+        self.checkpoints.clear()
+
     def has_beacon(self, step: Step) -> bool:
         return step in self._beacons
 
@@ -293,6 +298,11 @@ class AuditAssignments:
                     self._mark_done(name, type(pending.entry))
         for pending in state.committed:
             self.keep_committed(pending)
+
+    def forget_done(self) -> None:
+        """The log may have lost the verdicts: the coordinator asks for those again."""
+        self._done.clear()
+        self.committed.clear()
 
     def reconcile(self, tasks: Iterable[AuditTask]) -> None:
         """Follows the coordinator's list, which may be older than the last verdicts."""

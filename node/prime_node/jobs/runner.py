@@ -149,13 +149,11 @@ class JobRunner:
         record = self.journal.get_by_submission(compute_receipt_id(entry.receipt))
         if record is None:
             return
-        now_ms = self._clock.now_ms()
         if isinstance(event, SendRefused):
-            reason = f"{event.refusal.field}: {event.refusal.problem}"
-            self.journal.advance(record, JobState.REFUSED, now_ms, reason=reason)
+            self.tracker.record_refused(record, f"{event.refusal.field}: {event.refusal.problem}")
             self._spool.remove(entry.receipt.file_digest)
         else:
-            self.journal.advance(record, JobState.RECEIVED, now_ms)
+            self.journal.advance(record, JobState.RECEIVED, self._clock.now_ms())
 
     def close(self) -> None:
         self.contexts.close()

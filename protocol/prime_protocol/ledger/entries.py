@@ -400,6 +400,15 @@ class SnapshotNoted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogRestored:
+    """Coordinator: this log was rebuilt from a copy of its first `size` entries. What came after them is lost."""
+
+    size: Uint
+    """Also the index of this entry."""
+    root: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecorded:
     """Coordinator: a round of the randomness chain, and the validators that cosigned the heads before it was out."""
 
@@ -554,6 +563,7 @@ Entry = (
     | StepMeasured
     | HeadNoted
     | SnapshotNoted
+    | LogRestored
     | RoundRecorded
     | LeaseGranted
     | LeaseEnded

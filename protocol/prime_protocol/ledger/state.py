@@ -445,6 +445,9 @@ class LedgerState:
     ticker: Ticker = DEFAULT_TICKER
     snapshot_size: int = 0
     """Entries that the newest noted snapshot covers."""
+    restored_size: int = 0
+    """Entries that the newest restore found; 0: the log was never restored."""
+    restores: int = 0
     frontier: Frontier = field(default_factory=Frontier)
     at_ms: int = 0
     sequences: dict[NodeId, int] = field(default_factory=dict)

@@ -190,6 +190,8 @@ class HeartbeatReply:
     next_heartbeat_ms: Uint
     head: Annotated[bytes, Size(0, NOTE_BYTES_MAX)]
     """The newest signed tree head, empty where the node has it."""
+    restored_size: Uint = 0
+    """Index of the newest LogRestored entry; 0: the log was never restored. A hint: the node fetches the entry."""
     witness: Annotated[bytes, Size(0, NOTE_BYTES_MAX)] = b""
     """A signed tree head that this validator is asked to cosign before its round is out; empty: none."""
     weights: CheckpointRef | None
