@@ -26,6 +26,7 @@ from prime_coordinator.constants import (
     SNAPSHOT_CHECK_MS,
     SWEEP_MS,
     UNFILED_CHECK_MS,
+    WRITER_CHECK_MS,
 )
 from prime_coordinator.core import Core
 from prime_coordinator.gossip.service import CoordinatorGossip
@@ -357,6 +358,7 @@ class CoordinatorServer:
             self._repeat(UNFILED_CHECK_MS, self._uploads.forget_unfiled),
             self._repeat(DISK_CHECK_MS, self._disk.check),
             self._repeat(SNAPSHOT_CHECK_MS, self._write_due_snapshot),
+            self._repeat(WRITER_CHECK_MS, self.writer.check_is_only_writer),
             self._scrub(),
             self._gossip.run(port),
             self.settlement.run(self),

@@ -376,6 +376,7 @@ class Core:
             latest_step=run.latest,
             is_exhausted=step is not None and len(step.credited) >= step.terms.slots_per_step,
             accepted=self.updates.list_accepted(name, wanted.after),
+            restored_size=self.state.restored_size,
         )
 
     def get_step_facts(self, name: RunId, wanted: StepRequest) -> StepReply:

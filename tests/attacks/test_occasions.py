@@ -44,17 +44,20 @@ from prime_lab.attacks.ledger_attacks import (
     judge_validators,
 )
 from prime_lab.attacks.relay_attacks import RelayObservation, judge_observation
+from prime_lab.attacks.restore_attacks import attack_restores, show_heads
 from prime_lab.attacks.sandbox_attacks import list_processes
 from prime_lab.simulator.finished_world import FinishedWorld
 from prime_lab.simulator.plan import SimulationPlan
 from prime_lab.simulator.rare_adversaries import find_victim
 from prime_lab.simulator.simulation import simulate_world
 from prime_lab.simulator.world import NETWORK
+from prime_node.log.restores import Restore
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import findings
 from prime_protocol.ledger.entries import Outcome as Finding
 from prime_protocol.ledger.replay import replay
 from prime_protocol.ledger.state import LedgerState
+from prime_protocol.wire.ids import Digest
 from sim.mutations import Patch, apply_patch
 
 Judge = Callable[[FinishedWorld], AttackResult | None]
@@ -324,3 +327,10 @@ def test_the_follower_of_a_node_finds_each_broken_rule_and_nothing_in_an_honest_
         accusation = follow_log(host, leaves)
         assert accusation is not None
         assert accusation.index == len(leaves) - 1
+
+
+def test_a_false_restore_is_caught_and_one_that_lost_minutes_is_followed() -> None:
+    for attack, outcome in attack_restores():
+        assert outcome.is_as_listed(attack), outcome
+    history, now_ms = show_heads(600)
+    assert history.find_objection(Restore(size=590, at_ms=now_ms, leaf_hash=Digest(bytes(32))), now_ms) == ""

@@ -59,7 +59,7 @@ from prime_runtime.redaction import Secret
 
 ENTRIES_PER_WRITE = 1_000
 """Entries inserted at once."""
-INDEX_NAMES = ("index.db", "index.next.db", "state.snapshot", "uptime.db")
+INDEX_NAMES = ("index", "state.snapshot", "uptime.db")
 """What an explorer makes from the log, and how its files begin: databases have others beside them."""
 
 

@@ -453,6 +453,14 @@ EXPIRED_EVIDENCE = _attack(
     "file_holds",
     gains="a forged file that no one can read again",
 )
+FALSE_RESTORE = _attack(
+    COORDINATOR,
+    "false-restore",
+    "drops half an hour of entries and says that it restored the log from a copy",
+    PROVEN,
+    "consistency",
+    gains="unpaid work, and slashes undone",
+)
 STRANGER_ATTACKS = (
     _attack(
         Attacker.STRANGER,
@@ -494,6 +502,7 @@ ALL_ATTACKS = (
     SMUGGLED_CREDIT,
     BROKEN_RULE,
     WRONG_CLOCK,
+    FALSE_RESTORE,
     EXPIRED_EVIDENCE,
     *STRANGER_ATTACKS,
 )

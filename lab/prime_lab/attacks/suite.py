@@ -27,6 +27,7 @@ from prime_lab.attacks.judgement_attacks import attack_judgement
 from prime_lab.attacks.ledger_attacks import attack_networks, attack_reputation
 from prime_lab.attacks.relay_attacks import attack_weights
 from prime_lab.attacks.report import draw_study, list_catalog, list_forgeries, list_study, make_forgery_head
+from prime_lab.attacks.restore_attacks import attack_restores
 from prime_lab.attacks.retention_attacks import attack_retention
 from prime_lab.attacks.sandbox_attacks import attack_graders
 from prime_lab.attacks.study import (
@@ -122,7 +123,7 @@ async def run_small(folder: Path, report_progress: Progress) -> SuiteSummary:
         add_result(summary, attack, outcome)
     report_progress("books, validators and coordinators: in the simulator")
     honest_logs = chain(attack_networks(), attack_judgement(), attack_reputation())
-    forged_logs = chain(attack_logs(), attack_draws(), attack_rules())
+    forged_logs = chain(attack_logs(), attack_draws(), attack_rules(), attack_restores())
     for attack, outcome in chain(honest_logs, forged_logs):
         add_result(summary, attack, outcome)
     report_progress("strangers: filling the log, in virtual time; validators: files that go too early")

@@ -98,7 +98,8 @@ class HeadHistory:
         lost = [head for head in self.heads if head.size > restore.size]
         span_ms = lost[-1].seen_ms - lost[0].seen_ms if lost else 0
         if span_ms >= RESTORE_LOSS_MS_MAX:
-            return f"it lost the heads of {span_ms // 60_000} minutes, and may lose {RESTORE_LOSS_MS_MAX // 60_000}"
+            limit = RESTORE_LOSS_MS_MAX // 60_000
+            return f"it lost heads that appeared over {span_ms // 60_000} minutes, the limit is {limit}"
         return ""
 
     def follow(self, restore: Restore, *, lost_size: int, now_ms: int) -> "HeadHistory":

@@ -179,14 +179,12 @@ class HeadMonitor:
         """Called with each verified head that is larger than those before it."""
         self.may_cosign: Callable[[], bool] = lambda: True
         """Whether this node still witnesses heads of this log."""
-        self._clock = clock
-        self._publish = publish
+        self._clock, self._publish = clock, publish
         self.on_verified: Callable[[int], None] = lambda size: None
         """Called with the size of each verified head. The daemon sets it."""
         self.on_cosigned: Callable[[Cosigned], None] = lambda cosigned: None
         """Called with each head that this node has witnessed. The daemon sets it."""
-        self._witness = str(witness.node)
-        self._witness_key = derive_witness_key(witness)
+        self._witness, self._witness_key = str(witness.node), derive_witness_key(witness)
         self._head_to_cosign: bytes | None = None
         self.cosigned: SignedHead | None = None
         """The newest head that this node has witnessed, with its cosignature in the note."""
@@ -199,13 +197,9 @@ class HeadMonitor:
         """Before this time no other head of a node is compared."""
         self._wakeup = asyncio.Event()
         self._restored_size = 0
-        """Where the coordinator says that the log was restored last; 0: nowhere."""
         self.history = HeadHistory()
         self.on_loss: Callable[[LossNoticed], None] = lambda loss: None
-        """Called after each restore that lost entries. The daemon sets it."""
-        self._started_ms = clock.monotonic_ms()
-        self._is_confirmed = False
-        """The coordinator's head was compared with ours since the start."""
+        self._gossip_from_ms = clock.monotonic_ms() + CONFIRM_MS
         self._published: tuple[int, int] | None = None
         self.latest: SignedHead | None = None
         self.compared = 0
@@ -297,7 +291,7 @@ class HeadMonitor:
             write_atomic(self._folder / CHECKPOINT_PATH, note)
             self._save_history(self.history.add(shown.size, note, shown_ms))
             self.on_sighting(HeadSighting(shown.size, shown_ms, is_newest))
-        self._is_confirmed = True
+        self._gossip_from_ms = 0
         await self._note_restore(shown)
         self.on_verified(shown.size)
         return shown
@@ -311,7 +305,7 @@ class HeadMonitor:
         if relation is HeadRelation.FORK or (is_newest and shown.size < latest.size):
             if await self._follow_restore(latest, shown):
                 return True
-            self._is_confirmed = True
+            self._gossip_from_ms = 0
         if relation is HeadRelation.FORK:
             self._record_fork(latest, shown, tiles)
         return False
@@ -330,9 +324,9 @@ class HeadMonitor:
         """Gossips the latest head: soon when it is new, otherwise now and then."""
         if self.latest is None:
             return
-        if not self._is_confirmed and self._clock.monotonic_ms() < self._started_ms + CONFIRM_MS:
-            return
         now_ms, size = self._clock.monotonic_ms(), self.latest.size
+        if now_ms < self._gossip_from_ms:
+            return
         if self._published is not None:
             span_ms = compute_repeat_ms(GossipKind.HEAD_SEEN, self._count_nodes())
             if now_ms - self._published[1] < (

@@ -266,6 +266,8 @@ class RunReply:
     """Every slot of the newest step is credited, so the step yields no more work."""
     accepted: Annotated[tuple[AcceptedSubmission, ...], Size(0, ACCEPTED_LISTED_MAX)]
     """After the request's `after`, oldest first; a full list may have a continuation."""
+    restored_size: Uint = 0
+    """Index of the newest LogRestored entry; 0: the log was never restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -77,6 +77,17 @@ async def test_a_failed_write_reaches_every_waiter(rig: Rig) -> None:
     assert rig.writer.failure is not None
 
 
+async def test_a_writer_that_another_process_has_overtaken_finds_it_before_its_next_write(rig: Rig) -> None:
+    leaves = make_leaves(3)
+    rig.writer.enqueue(leaves[:2])
+    await rig.writer.flush()
+    await rig.writer.check_is_only_writer()
+    await rig.store.append(2, leaves[2:], [compute_entry_keys(leaves[2])])
+    with pytest.raises(LocalError, match="is another coordinator using it"):
+        await rig.writer.check_is_only_writer()
+    assert rig.writer.failure is not None, "/healthz answers 503"
+
+
 # --- Heads and the mirror -------------------------------------------------------------------------------------------
 
 

@@ -54,8 +54,8 @@ def test_a_restore_that_drops_older_entries_is_not_followed() -> None:
     history = seen(*[(100 + minute, minute) for minute in range(40)])
     newest, lost = history.heads[-1].size, history.heads[0].size
     assert newest - lost >= bound, "one head is older than the bound"
-    assert "may lose 15" in history.find_objection(restore_at(lost - 1), NOW_MS)
-    assert "may lose 15" in history.find_objection(restore_at(5), NOW_MS)
+    assert "the limit is 15" in history.find_objection(restore_at(lost - 1), NOW_MS)
+    assert "the limit is 15" in history.find_objection(restore_at(5), NOW_MS)
     assert history.find_objection(restore_at(newest - 5), NOW_MS) == ""
 
 
