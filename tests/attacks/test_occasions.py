@@ -13,10 +13,12 @@ from prime_lab.attacks.catalog import COORDINATOR_ATTACKS, GROUND_DRAW, AttackRe
 from prime_lab.attacks.coordinator_attacks import (
     RULE_BREAKERS,
     attack_draws,
+    attack_restores,
     attack_rules,
     follow_log,
     grind_log,
     make_operator,
+    show_heads,
 )
 from prime_lab.attacks.grinding import find_grinding_position, grind_draw
 from prime_lab.attacks.judgement_attacks import (
@@ -44,7 +46,6 @@ from prime_lab.attacks.ledger_attacks import (
     judge_validators,
 )
 from prime_lab.attacks.relay_attacks import RelayObservation, judge_observation
-from prime_lab.attacks.restore_attacks import attack_restores, show_heads
 from prime_lab.attacks.sandbox_attacks import list_processes
 from prime_lab.simulator.finished_world import FinishedWorld
 from prime_lab.simulator.plan import SimulationPlan

@@ -456,10 +456,10 @@ EXPIRED_EVIDENCE = _attack(
 FALSE_RESTORE = _attack(
     COORDINATOR,
     "false-restore",
-    "drops half an hour of entries and says that it restored the log from a copy",
+    "drops entries and says that its disk was lost",
     PROVEN,
     "consistency",
-    gains="unpaid work, and slashes undone",
+    gains="unpaid work",
 )
 STRANGER_ATTACKS = (
     _attack(

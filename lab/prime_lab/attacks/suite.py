@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prime_lab.attacks.answer_attacks import attack_answers
 from prime_lab.attacks.catalog import Attack, AttackResult, AttackVerdict
-from prime_lab.attacks.coordinator_attacks import attack_draws, attack_logs, attack_rules
+from prime_lab.attacks.coordinator_attacks import attack_draws, attack_logs, attack_restores, attack_rules
 from prime_lab.attacks.detection import COMMON_SLOTS
 from prime_lab.attacks.flood_attacks import attack_intake
 from prime_lab.attacks.harness import (
@@ -27,7 +27,6 @@ from prime_lab.attacks.judgement_attacks import attack_judgement
 from prime_lab.attacks.ledger_attacks import attack_networks, attack_reputation
 from prime_lab.attacks.relay_attacks import attack_weights
 from prime_lab.attacks.report import draw_study, list_catalog, list_forgeries, list_study, make_forgery_head
-from prime_lab.attacks.restore_attacks import attack_restores
 from prime_lab.attacks.retention_attacks import attack_retention
 from prime_lab.attacks.sandbox_attacks import attack_graders
 from prime_lab.attacks.study import (
