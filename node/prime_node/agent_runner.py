@@ -28,6 +28,7 @@ from prime_node.agent.events import (
     HoldChanged,
     LoadWeights,
     LogRolledBack,
+    PendingEntry,
     ReplyReceived,
     SavedState,
     SaveState,
@@ -215,11 +216,10 @@ class AgentRunner:
 
     def handle_loss(self, loss: LossNoticed) -> None:
         """The coordinator restored its log, and entries are lost."""
-        resent = (
-            self.job_runner.tracker.list_lost(loss, self._config.network_id, self._key)
-            if self.job_runner is not None
-            else []
-        )
+        resent: list[PendingEntry] = []
+        if self.job_runner is not None:
+            self.job_runner.contexts.forget_facts()
+            resent = self.job_runner.tracker.list_lost(loss, self._config.network_id, self._key)
         self.post_event(LogRolledBack(loss.head_size, tuple(resent)))
 
     def close(self) -> None:

@@ -454,12 +454,7 @@ EXPIRED_EVIDENCE = _attack(
     gains="a forged file that no one can read again",
 )
 FALSE_RESTORE = _attack(
-    COORDINATOR,
-    "false-restore",
-    "drops entries and says that its disk was lost",
-    PROVEN,
-    "consistency",
-    gains="unpaid work",
+    COORDINATOR, "false-restore", "drops entries and says its disk was lost", PROVEN, "consistency", gains="unpaid work"
 )
 STRANGER_ATTACKS = (
     _attack(

@@ -148,6 +148,10 @@ class StepContexts:
         """LocalError: they differ from what the manifest signs."""
         await self._fetcher.check(root)
 
+    def forget_facts(self) -> None:
+        """After a restore of the coordinator: a step whose beacon is lost gets another one."""
+        self._facts = LruCache(CACHE_ENTRIES)
+
     async def get_facts(self, step: Step, root: Digest) -> StepReply:
         """What the coordinator says about a step and a checkpoint."""
         known = self._facts.get((step, root))

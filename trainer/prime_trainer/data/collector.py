@@ -75,6 +75,7 @@ class RolloutCollector:
         self.problem = ""
         """The last failure; empty after a success."""
         self._newest_step = -1
+        self._restored_size = 0
         self.lost_step: int | None = None
         """The newest step of the run, if the coordinator restored its log and does not have it any more."""
         self.on_lost_step: Callable[[], None] = lambda: None
@@ -152,6 +153,9 @@ class RolloutCollector:
         self._changed.set()
 
     def _check_step(self, run: RunReply) -> None:
+        if run.restored_size != self._restored_size:
+            self._restored_size = run.restored_size
+            self._step_facts.clear()  # the beacon of a step may be lost, and the step gets another one
         if run.latest_step < self._newest_step and self.lost_step is None:
             self.lost_step = self._newest_step
             self.on_lost_step()
