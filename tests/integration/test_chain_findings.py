@@ -34,7 +34,7 @@ async def find(made: Network, finder: Party, name: Digest) -> None:
     async def is_credited() -> bool:
         async with open_json_client(made.process.server.url) as client:
             await client.wait_for_index()
-            return bool((await client.get("/log", kind="Credited", about=str(name)))["entries"]["rows"])
+            return bool((await client.get("/log", kind="Settled", about=str(name)))["entries"]["rows"])
 
     await until("the credit", is_credited)
     bundle = b"what eve saw"
