@@ -394,12 +394,7 @@ COORDINATOR_ATTACKS = (
         gains="can try until it likes the draw",
     ),
     _attack(
-        COORDINATOR,
-        "back-dated-entry",
-        "logs an entry before the one before it",
-        PROVEN,
-        "replay",
-        gains="late work is in time",
+        COORDINATOR, "back-dated-entry", "logs an entry before the last", PROVEN, "replay", gains="late work is in time"
     ),
 )
 HOSTILE_TOKENIZER = _attack(
