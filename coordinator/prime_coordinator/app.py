@@ -14,6 +14,7 @@ from typing import Any, Self
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from prime_coordinator.admin.operator_api import add_operator_routes
+from prime_coordinator.admin.rotation import finish_rotations
 from prime_coordinator.api.explorer import make_explorer
 from prime_coordinator.api.files import add_file_routes
 from prime_coordinator.api.metrics import CoordinatorMetrics, GossipMetrics
@@ -41,6 +42,7 @@ from prime_coordinator.home import (
 )
 from prime_coordinator.intake.checker import CheckerPool
 from prime_coordinator.intake.uploads import BadFile, SubmissionVerifier, UploadReceiver
+from prime_coordinator.log.key_list import read_key_file, write_key_file
 from prime_coordinator.log.replay import recover_ledger
 from prime_coordinator.log.restored import note_restore
 from prime_coordinator.log.snapshots import SnapshotWriter
@@ -185,6 +187,7 @@ class CoordinatorServer:
             store, home.mirror, log_key, network, tree, clock=clock, config=settings, on_head=core.set_head
         )
         await note_restore(home.restored, core, writer, clock.now_ms())
+        write_key_file(home.mirror, await read_key_file(store))
         repaired = await writer.open_mirror()
         home.restored.unlink(missing_ok=True)
         log.info("the log has %d entries; %d of the newest files of its mirror were repaired", writer.size, repaired)
@@ -452,11 +455,12 @@ async def run(config: CoordinatorConfig) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stop.set)
     with lock_home(config.folder) as lock:
-        key, log_key = load_key(config), load_log_key(config)
         check_database(config)
         store = open_log_store(database_url(config), config.database_password)
         async with AsyncExitStack() as stack:
             stack.callback(store.close)
+            await finish_rotations(config, store)
+            key, log_key = load_key(config), load_log_key(config)
             server = await CoordinatorServer.open(config, key, log_key, store, clock)
             tune_garbage_collector()
             try:

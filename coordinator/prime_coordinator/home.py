@@ -7,8 +7,10 @@ lock          the running process             randomness.key  secret of an own r
 explorer/     the index of the web pages; it can be rebuilt from the log
 chain/        settlement on a chain: see settlement/files.py
 restored      after a restore, until the log says so: how many entries came back
+*.next        a key that is being rotated to    *.until-N     a key that entry N of the log rotated
 """
 
+import json
 import secrets
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -86,9 +88,22 @@ def load_key(config: CoordinatorConfig) -> WalletKey:
     return load_key_file(path, read_password(config))
 
 
+def read_key_address(path: Path) -> str:
+    """The address that a keystore file names; no password is needed."""
+    try:
+        return "0x" + str(json.loads(path.read_text())["address"]).removeprefix("0x").lower()
+    except OSError as error:
+        raise LocalError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        raise LocalError(f"{path.name} is not a keystore file with an address") from None
+
+
 def load_log_key(config: CoordinatorConfig) -> Ed25519PrivateKey:
     """The key that signs tree heads."""
-    path = CoordinatorHome(config.folder).log_key
+    return read_log_key(CoordinatorHome(config.folder).log_key)
+
+
+def read_log_key(path: Path) -> Ed25519PrivateKey:
     if path.exists() and path.stat().st_mode & 0o077:
         raise LocalError(f"other users can read {path}: run chmod 600 on it")
     try:
@@ -108,9 +123,13 @@ def create_keys(config: CoordinatorConfig) -> tuple[WalletKey, Ed25519PrivateKey
     """Generate and write both keys, never over existing ones. `chain deploy` has already created the wallet key."""
     home = CoordinatorHome(config.folder)
     key = load_key(config) if home.key.exists() else create_key(config)
+    return key, create_log_key(home.log_key)
+
+
+def create_log_key(path: Path) -> Ed25519PrivateKey:
     log_key = Ed25519PrivateKey.generate()
-    write_private_file(home.log_key, log_key.private_bytes_raw().hex() + "\n")
-    return key, log_key
+    write_private_file(path, log_key.private_bytes_raw().hex() + "\n")
+    return log_key
 
 
 def create_key(config: CoordinatorConfig) -> WalletKey:

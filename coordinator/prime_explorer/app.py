@@ -30,7 +30,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import Digest
 from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http.messages import EXPIRED_HEADER, parse_expiry
-from prime_runtime.log_files import serve_tile, serve_tree_head
+from prime_runtime.log_files import serve_keys, serve_tile, serve_tree_head
 from prime_runtime.rate_limits import RateLimit
 from prime_runtime.supervisor import SupervisedTask, Supervisor
 
@@ -282,6 +282,9 @@ def _add_log_routes(app: web.Application, config: StandaloneConfig) -> None:
     async def get_checkpoint(request: web.Request) -> web.StreamResponse:
         return await serve_tree_head(config.mirror)
 
+    async def get_keys(request: web.Request) -> web.StreamResponse:
+        return await serve_keys(config.mirror)
+
     async def get_tile(request: web.Request) -> web.StreamResponse:
         return await serve_tile(config.mirror, request.match_info["path"])
 
@@ -296,5 +299,6 @@ def _add_log_routes(app: web.Application, config: StandaloneConfig) -> None:
         return web.Response(status=302, headers={"Location": f"{config.objects.rstrip('/')}/objects/{digest}"})
 
     app.router.add_get("/log/checkpoint", get_checkpoint)
+    app.router.add_get("/log/keys", get_keys)
     app.router.add_get("/log/tile/{path:.+}", get_tile)
     app.router.add_get("/objects/{digest}", get_object)

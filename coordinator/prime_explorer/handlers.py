@@ -13,6 +13,7 @@ from typing import Any
 from prime_explorer.config import ANCHORS_SHOWN, EVIDENCE_BYTES_READ, ROLLOUT_FILE_BYTES_SHOWN, STEPS_DRAWN
 from prime_explorer.index.store import IndexReader, ReadTransaction
 from prime_explorer.pages import entries, nodes, overview, proofs, runs, search, submissions
+from prime_explorer.pages.keys import RotatedKeySummary, read_rotations
 from prime_explorer.pages.live import NodeCounts
 from prime_explorer.pages.rollouts import (
     RolloutsView,
@@ -92,6 +93,8 @@ class AboutView:
     network: str
     origin: str
     log_key: str
+    rotations: tuple[RotatedKeySummary, ...]
+    """Keys that the log had before, newest first."""
     is_key_given: bool
     size: int
     head_size: int
@@ -351,6 +354,7 @@ async def show_about(context: PageContext, params: PageParams) -> View:
         network=facts.get("network", ""),
         origin=facts.get("origin", ""),
         log_key=facts.get("log_key", ""),
+        rotations=read_rotations(facts),
         is_key_given=bool(facts.get("is_key_given")),
         size=facts.get("size", 0),
         head_size=facts.get("head_size", 0),

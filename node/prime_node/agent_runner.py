@@ -45,7 +45,7 @@ from prime_node.agent.outbox import NodeProfile
 from prime_node.config import NodeConfig
 from prime_node.coordinator_client import CoordinatorClient
 from prime_node.jobs.runner import JobRunner, JobTools
-from prime_node.log.tree_heads import LossNoticed
+from prime_node.log.restores import LossNoticed
 from prime_node.storage.keys import read_delegation
 from prime_node.storage.node_folder import RunFolder
 from prime_node.storage.saved_state import SavedStateFile

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from prime_node.agent.events import HeadCosigned, StopRequested
 from prime_node.config import NodeConfig
-from prime_node.log.tree_heads import LossNoticed
+from prime_node.log.restores import LossNoticed
 from prime_node.node_work import NodeWork
 from prime_node.settlement.appeals import ChainAppeals
 from prime_node.settlement.payout_watch import PayoutWatch

@@ -12,9 +12,12 @@ from typing import Any, TypeVar
 
 from prime_node.config import NodeConfig
 from prime_node.storage.node_folder import read_trainer
+from prime_protocol.constants import KEY_FILE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.messages import RELAY_POLL, RelayPoll
+from prime_protocol.keys.chain import KeyChain, KeyFile
 from prime_protocol.ledger.entries import RunStatus
+from prime_protocol.log.tiles import KEYS_PATH
 from prime_protocol.log.tree_head import VerifierKey
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId
 from prime_protocol.wire.rpc import Refusal, RefusalCode
@@ -53,6 +56,17 @@ class CoordinatorInfo:
     runs: tuple[ListedRun, ...]
     domain: Domain = EMBEDDED_DOMAIN
     """Where receipts count."""
+    keys: KeyChain | None = None
+    """Of the log, where it was asked for them."""
+
+    def continues(self, coordinator_id: str) -> bool:
+        """Whether the log rotated the coordinator's key from this one to the one it has."""
+        keys = self.keys
+        return (
+            keys is not None
+            and keys.coordinator == self.coordinator
+            and keys.has_coordinator(NodeId.parse(coordinator_id))
+        )
 
 
 def parse_coordinator_info(answer: Any) -> CoordinatorInfo:
@@ -89,7 +103,7 @@ def complete_config(config: NodeConfig, info: CoordinatorInfo) -> NodeConfig:
             f"the coordinator at {config.coordinator} belongs to the network {info.network}, but network is set to"
             f" {config.network}; check the URL"
         )
-    if config.coordinator_id not in ("", str(info.coordinator)):
+    if config.coordinator_id not in ("", str(info.coordinator)) and not info.continues(config.coordinator_id):
         raise LocalError(
             f"{info.coordinator} answers at {config.coordinator}, but coordinator_id is {config.coordinator_id}."
             " That is another coordinator: ask the operator before you trust it"
@@ -100,7 +114,7 @@ def complete_config(config: NodeConfig, info: CoordinatorInfo) -> NodeConfig:
     return replace(
         config,
         network=str(info.network),
-        coordinator_id=str(info.coordinator),
+        coordinator_id=config.coordinator_id or str(info.coordinator),
         run=config.run or str(choose_run(info).name),
         log_key=config.log_key or info.log_key,
         domain=config.domain or str(info.domain),
@@ -203,8 +217,11 @@ class CoordinatorDiscovery:
         async with open_json_client(config.coordinator, config.authority) as client:
             answer = await client.get("/status")
             settlement = await client.get("/settlement")
+            keys = await client.get_file(f"/log/{KEYS_PATH}", KEY_FILE_BYTES_MAX) if config.coordinator_id else None
         try:
             info = replace(parse_coordinator_info(answer), domain=parse_domain(settlement))
+            if keys is not None:
+                info = replace(info, keys=KeyChain.of_leaves(KeyFile.parse(keys).leaves, info.network))
         except RemoteError as error:
             raise LocalError(f"{config.coordinator} is not a coordinator: {error}; check the URL") from None
         found = complete_config(config, info)

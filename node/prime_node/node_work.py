@@ -15,7 +15,7 @@ from prime_node.agent_runner import AgentRunner, Holds, SharedWork
 from prime_node.config import NodeConfig, NodeRole
 from prime_node.coordinator_client import CoordinatorClient
 from prime_node.jobs.runner import JobTools
-from prime_node.log.tree_heads import LossNoticed
+from prime_node.log.restores import LossNoticed
 from prime_node.run_weights import find_changed_tensors
 from prime_node.storage.node_folder import NodeFolder
 from prime_node.storage.saved_state import UploadSpool

@@ -129,11 +129,11 @@ class Swarm:
             key,
             network=config.network_id,
             run=self._first.run,
-            coordinator=config.server.node,
+            request_keys=self.head_monitor.request_keys,
             publish=lambda accusation: self._publisher.publish(self._first.run, accusation),
             clock=self._clock,
         )
-        self.head_monitor.on_log_key = keeper.set_log_key
+        self.head_monitor.on_keys = keeper.set_keys
         self.head_monitor.may_cosign = lambda: not keeper.is_stopped
         return keeper
 
@@ -144,7 +144,7 @@ class Swarm:
             [*mirrors, LogSource(client, config.server, "/log")],
             config.replay,
             network=config.network_id,
-            coordinator=config.server.node,
+            get_keys=lambda: self.head_monitor.keys,
             snapshot=NodeFolder(config.folder).replay,
             get_head=lambda: self.head_monitor.latest,
             accusations=self.accusations,

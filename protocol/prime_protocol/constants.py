@@ -337,6 +337,22 @@ ED25519_SIGNATURE_BYTES = 64
 COSIGNATURE_TIME_S_MAX = 2**63 - 1
 """Largest cosignature time, fixed by c2sp.org/tlog-cosignature."""
 
+LOG_KEY_CHARS_MAX = 200
+"""Longest verifier key of a log, as it prints."""
+
+KEY_ROTATIONS_MAX = 256
+"""Most rotations of both keys together in the life of a log: each key once a month for ten years, and some. Every node
+keeps the list, and a node that joins verifies all of it: three signatures and one inclusion proof for each."""
+
+KEY_ROTATION_PAUSE_MS = 24 * 3_600_000
+"""Least time between two rotations of one key. A thief of the keys, or a script, needs more than four months to use
+up KEY_ROTATIONS_MAX."""
+
+KEY_FILE_BYTES_MAX = 2**19
+"""Largest list of rotations that is read. A rotation is a leaf of 400 to 800 bytes."""
+
+assert (KEY_ROTATIONS_MAX + 1) * 1_024 <= KEY_FILE_BYTES_MAX, "a full list fits"
+
 SNAPSHOT_BYTES_MAX = 2**30
 """Largest snapshot of the ledger state that is read. A state of 100,000 nodes is about 50 MB."""
 

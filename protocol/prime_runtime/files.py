@@ -39,3 +39,12 @@ def write_private_file(path: Path, text: str) -> None:
         raise LocalError(f"cannot write {path}: {error.strerror}; {ADVICE}") from None
     finally:
         draft.unlink(missing_ok=True)
+
+
+def sync_folder(path: Path) -> None:
+    """Names that were made or changed in the folder are on disk when this returns."""
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

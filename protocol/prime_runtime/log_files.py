@@ -20,6 +20,7 @@ from prime_protocol.ledger.snapshot import compute_snapshot_digest, decode_snaps
 from prime_protocol.ledger.state import LedgerState
 from prime_protocol.log.tiles import (
     CHECKPOINT_PATH,
+    KEYS_PATH,
     LENGTH_BYTES,
     EntryBundle,
     Tile,
@@ -93,6 +94,13 @@ async def serve_tree_head(mirror: Path) -> web.StreamResponse:
     if not path.is_file():
         return web.Response(status=404, text="no tree head has been signed yet\n")
     return web.FileResponse(path, headers={"Content-Type": TREE_HEAD_TYPE, "Cache-Control": "no-cache"})
+
+
+async def serve_keys(mirror: Path) -> web.StreamResponse:
+    path = mirror / KEYS_PATH
+    if not path.is_file():
+        return web.Response(status=404, text="this copy of the log has no list of its keys\n")
+    return web.FileResponse(path, headers={"Content-Type": "application/octet-stream", "Cache-Control": "no-cache"})
 
 
 async def serve_tile(mirror: Path, name: str) -> web.StreamResponse:

@@ -13,6 +13,7 @@ from prime_lab.attacks.catalog import COORDINATOR_ATTACKS, GROUND_DRAW, AttackRe
 from prime_lab.attacks.coordinator_attacks import (
     RULE_BREAKERS,
     attack_draws,
+    attack_keys,
     attack_restores,
     attack_rules,
     follow_log,
@@ -316,6 +317,12 @@ def test_a_draw_cannot_be_ground_away_where_everybody_is_on_probation(honest: Fi
     outcome = grind_log(honest.world.host, list(honest.world.host.disk))
     assert (outcome.verdict, outcome.is_as_listed(GROUND_DRAW)) == (None, False)
     assert all(attack.name != GROUND_DRAW.name for attack in COORDINATOR_ATTACKS)
+
+
+def test_one_key_of_two_and_a_rotated_key_are_worth_nothing() -> None:
+    results = dict(attack_keys())
+    assert all(outcome.is_as_listed(attack) for attack, outcome in results.items()), results
+    assert [attack.name for attack in results] == ["old-key-head", "self-rotated-key"]
 
 
 def test_the_follower_of_a_node_finds_each_broken_rule_and_nothing_in_an_honest_log(honest: FinishedWorld) -> None:

@@ -6,6 +6,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from fuzz.harness import assert_survives
 from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRIES_MAX
 from prime_protocol.errors import RemoteError
+from prime_protocol.keys.chain import KeyChain, KeyFile
 from prime_protocol.log.merkle import (
     MerkleTree,
     build_consistency_proof,
@@ -33,6 +34,8 @@ from prime_protocol.log.tree_head import (
     sign_tree_head,
 )
 from prime_protocol.wire.ids import Digest
+from support.ledger_network import NETWORK
+from support.rotated_log import RotatedLog
 
 pytestmark = pytest.mark.fuzz
 
@@ -53,6 +56,20 @@ def test_notes_survive_and_what_parses_prints_the_same() -> None:
         assert SignedNote.parse(raw).encode() == raw
 
     assert_survives(parse, NOTES)
+
+
+def test_lists_of_keys_survive_and_what_parses_prints_the_same() -> None:
+    log = RotatedLog.begun(2)
+    log.rotate_log_key("second")
+    log.rotate_coordinator("next")
+
+    def parse(raw: bytes) -> None:
+        keys = KeyFile.parse(raw)
+        assert keys.encode() == raw
+        KeyChain.of_leaves(keys.leaves, NETWORK)
+
+    assert_survives(parse, [log.key_file.encode()])
+    assert_survives(log.chain.find_rotated_signer, [log.head(), log.head(4, "first")])
 
 
 def test_signed_heads_survive() -> None:

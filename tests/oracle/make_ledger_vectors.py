@@ -25,7 +25,7 @@ ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULEN
 
 def tell() -> World:
     """An honest step, a failed lease, a slashed cheater, an upheld appeal, an invalid file, two disputes, two findings,
-    a file that is not audited, and the end."""
+    a file that is not audited, new keys, and the end."""
     world = World.started(validator_slash_nano=PENALTY, stake_min_nano=SLASH)
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0, 2)
@@ -75,6 +75,8 @@ def tell() -> World:
     world.coordinate(e.RunUpdated(terms=replace(world.run.terms, audit_probation=0)))
     world.publish()
     world.not_drawn("key")
+    world.rotate_log_key("second")
+    world.rotate_coordinator("the next coordinator")
     world.set_run(RunStatus.CLOSED)
     world.pay_out(1)
     world.pay_out(2)

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from prime_protocol.constants import BASIS_POINTS, READ_PROOF_ERROR_MAX, REFUTED_VERDICTS, SIGNATURE_BYTES
 from prime_protocol.errors import RemoteError
+from prime_protocol.keys.rotation import CoordinatorKeyRotated
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import LogRecord, Outcome
 from prime_protocol.ledger.funds import Funds, StakeKey
@@ -168,6 +169,9 @@ class Witness:
         match entry:
             case e.Deposited(account=account, amount_nano=amount, run=run):
                 moves = {("pool", run) if run else ("balance", account): amount, "deposited": amount}
+            case CoordinatorKeyRotated(coordinator=coordinator):
+                amount = self.before[balance]
+                moves = {balance: -amount, ("balance", coordinator): amount}
             case e.Withdrawn(amount_nano=amount):
                 moves = {balance: -amount, "withdrawn": amount}
             case e.Staked(node=node, amount_nano=amount):
@@ -356,6 +360,8 @@ class Witness:
                 self.funded[author] += amount
             case e.Deposited(account=account, amount_nano=amount, run=run) if run and account != ON_CHAIN.contract:
                 self.funded[account] += amount
+            case CoordinatorKeyRotated(coordinator=coordinator):
+                self.funded[coordinator] = self.funded.pop(author, 0)
             case e.PoolReturned(amount_nano=amount):
                 assert amount <= self.funded.pop(author), "a funder has got what others lost"
             case e.FindingFiled() | e.FindingUpheld() | e.FindingDismissed():

@@ -97,6 +97,8 @@ class Mob:
             and self.dice.random() < 0.2
         ):
             world.forfeit(pick([1, SLASH]))
+        elif self.dice.random() < 0.05:
+            pick([world.rotate_log_key, world.rotate_coordinator])(f"key {world.state.size}")
         elif run.status is RunStatus.CLOSED:
             self.return_pool()
         elif run.status is RunStatus.PAUSED:
@@ -235,7 +237,7 @@ class Mob:
             self.world.measure(self.world.run.latest, held_out=0.5)
 
     def end_lease(self, number: int) -> None:
-        author = self.dice.choice([self.world.names[self.world.run.leases[number].node], "coordinator"])
+        author = self.dice.choice([self.world.names[self.world.run.leases[number].node], self.world.coordinator_name])
         self.world.write(author, e.LeaseEnded(lease=number, reason=""))
 
     def move_stake(self, owner: str, node: str) -> None:
@@ -264,7 +266,7 @@ class Mob:
         entry = self.invent(kind)
         author = self.dice.choice(PEOPLE)
         if ENTRY_RULES[kind].author is EntryAuthor.COORDINATOR and self.dice.random() < 0.8:
-            author = "coordinator"
+            author = self.world.coordinator_name
         word = getattr(entry, "receipt", None) or getattr(entry, "delegation", None)
         if word is not None:
             signer = self.dice.choice([author, author, self.dice.choice(PEOPLE)])

@@ -13,7 +13,10 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
 from prime_protocol.errors import RemoteError
+from prime_protocol.keys.rotation import make_coordinator_rotation, make_log_key_rotation
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, tally_outcome
 from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, FindingUpheld, Outcome, Role
@@ -24,7 +27,13 @@ from prime_protocol.ledger.rewards import compute_submission_units, find_uncredi
 from prime_protocol.ledger.slashes import compute_penalty_nano
 from prime_protocol.ledger.state import LedgerState, RunState, SubmissionState
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
-from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, derive_witness_key, encode_cosigned_message
+from prime_protocol.log.tree_head import (
+    ORIGIN_PREFIX,
+    TreeHead,
+    VerifierKey,
+    derive_witness_key,
+    encode_cosigned_message,
+)
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.envelope import seal_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Slot, Step, hash_bytes
@@ -100,6 +109,15 @@ STARTED: dict[str, "World"] = {}
 """Worlds that `World.started` has made before; it hands out forks of them."""
 
 
+def log_key(name: str) -> Ed25519PrivateKey:
+    """A key that signs heads."""
+    return Ed25519PrivateKey.from_private_bytes(sha256(f"log key {name}".encode()).digest())
+
+
+def verifier(name: str) -> VerifierKey:
+    return VerifierKey.of(ORIGIN_PREFIX + NETWORK, log_key(name))
+
+
 def digest(text: str) -> Digest:
     return Digest(sha256(text.encode()).digest())
 
@@ -136,6 +154,7 @@ class World:
         """The run that everything here is about, unless it is said otherwise."""
         self.runs_served: tuple[RunId, ...] = (RUN,)
         """Whose audits a validator takes that registers now."""
+        self.coordinator_name, self.log_key_name = "coordinator", "first"
 
     def fork(self) -> "World":
         """Another world with the same past."""
@@ -143,6 +162,7 @@ class World:
         twin.ledger.state = deepcopy(self.state)
         twin.leaves, twin.now_ms = list(self.leaves), self.now_ms
         twin.keys, twin.names, twin.sequences = self.keys, self.names, Counter(self.sequences)
+        twin.coordinator_name, twin.log_key_name = self.coordinator_name, self.log_key_name
         return twin
 
     @classmethod
@@ -249,13 +269,28 @@ class World:
         self.leaves.append(leaf)
 
     def coordinate(self, entry: Any) -> None:
-        self.write("coordinator", entry)
+        self.write(self.coordinator_name, entry)
+
+    def rotate_log_key(self, name: str) -> int:
+        """The number of the entry."""
+        index, old, new = self.state.size, log_key(self.log_key_name), log_key(name)
+        self.coordinate(make_log_key_rotation(NETWORK, index=index, old=old, new=new))
+        self.log_key_name = name
+        return index
+
+    def rotate_coordinator(self, name: str) -> int:
+        """The number of the entry."""
+        index, old = self.state.size, self.id(self.coordinator_name)
+        self.coordinate(make_coordinator_rotation(NETWORK, index=index, old=old, new=self.key(name)))
+        self.coordinator_name = name
+        return index
 
     # --- The network ------------------------------------------------------------------------------------------------
 
     def create_network(self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED_DOMAIN) -> None:
         at = {"chain_id": domain.chain_id, "contract": domain.contract}
-        self.coordinate(e.NetworkCreated(log_key="key", **at, unbonding_ms=unbonding_ms, **RANDOMNESS))
+        key = str(verifier(self.log_key_name))
+        self.coordinate(e.NetworkCreated(log_key=key, **at, unbonding_ms=unbonding_ms, **RANDOMNESS))
 
     def deposit(self, name: str, amount_nano: int, run: RunId | None = None) -> None:
         self.take_in(self.id(name), amount_nano, run)

@@ -160,7 +160,7 @@ REPORT: dict[str, Any] = {
         "sent_shards": 1,
         "refused": 0,
     },
-    "heads": {"size": 7, "root": ROOT, "compared": 2, "unproven": 0, "forks": []},
+    "heads": {"size": 7, "root": ROOT, "compared": 2, "unproven": 0, "forks": [], "stolen": []},
     "replay": {
         "size": 5,
         "head_size": 7,

@@ -4,16 +4,28 @@ from collections.abc import Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from prime_node.log.tree_heads import SignedHead
+from prime_node.log.signed_heads import SignedHead
 from prime_protocol.constants import TILE_HASHES
+from prime_protocol.keys.chain import CoordinatorPeriod, KeyChain, KeyFile, LogKeyPeriod
 from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
 from prime_protocol.log.tiles import Tile, encode_bundle, encode_tile, list_new_bundles, list_new_tiles
 from prime_protocol.log.tree_head import TreeHead, VerifierKey, sign_tree_head
+from prime_protocol.wire.ids import NetworkId, NodeId
+from prime_runtime.clock import SystemClock
 from prime_runtime.http.config import ServerAddress
+from prime_runtime.http.server_keys import ServerKeys
 
 LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
 ORIGIN = "prime-swarm/testnet"
 VKEY = VerifierKey.of(ORIGIN, LOG_KEY)
+
+
+def make_keys(coordinator: NodeId, key: VerifierKey = VKEY) -> KeyChain:
+    """Of a log whose keys were never rotated."""
+    return KeyChain(NetworkId("testnet"), (LogKeyPeriod(0, key),), (CoordinatorPeriod(0, coordinator),))
+
+
+KEYS = make_keys(NodeId(bytes(20)))
 
 
 class ServedLog:
@@ -23,6 +35,7 @@ class ServedLog:
         self.leaves = list(leaves)
         self.tree = MerkleTree([compute_leaf_hash(leaf) for leaf in self.leaves])
         self.asked: list[str] = []
+        self.server_keys = ServerKeys(NetworkId("testnet"), SystemClock())
         self._files: dict[str, bytes] = {}
 
     def append(self, *leaves: bytes) -> None:
@@ -35,7 +48,7 @@ class ServedLog:
         return sign_tree_head(TreeHead(ORIGIN, size, compute_root(size, self.tree.get_node)), key)
 
     def seen(self, size: int | None = None) -> SignedHead:
-        return SignedHead.open(self.note(len(self.leaves) if size is None else size), VKEY)
+        return SignedHead.open(self.note(len(self.leaves) if size is None else size), KEYS)
 
     def read_tile(self, tile: Tile) -> bytes:
         return encode_tile(tile, self.tree.get_node)
@@ -51,7 +64,7 @@ class ServedLog:
         for bundle in list_new_bundles(0, size):
             first = bundle.index * TILE_HASHES
             files[f"/log/{bundle.path}"] = encode_bundle(self.leaves[first : first + bundle.width])
-        return files | {"/log/checkpoint": self.note(size)}
+        return files | {"/log/checkpoint": self.note(size), "/log/keys": KeyFile(tuple(self.leaves[:1])).encode()}
 
     async def get(self, server: ServerAddress, path: str, *, bytes_max: int) -> bytes | None:
         """As HttpClient.get."""

@@ -28,6 +28,7 @@ from prime_coordinator.home import (
     load_log_key,
     objects_url,
 )
+from prime_coordinator.log.key_list import make_key_chain, read_key_file, write_key_file
 from prime_coordinator.log.mirror import copy_snapshots, fill_mirror
 from prime_coordinator.log.store import (
     LogStore,
@@ -35,11 +36,11 @@ from prime_coordinator.log.store import (
 )
 from prime_coordinator.log.tree import LogTree
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.entry_index import decode_leaf
+from prime_protocol.keys.chain import KeyChain
 from prime_protocol.log.tiles import CHECKPOINT_PATH
-from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, sign_tree_head
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
 from prime_protocol.wire.ids import Digest, NetworkId
-from prime_runtime.files import write_atomic
+from prime_runtime.files import sync_folder, write_atomic
 from prime_runtime.objects.store import open_object_store
 
 MANIFEST_NAME = "manifest.json"
@@ -143,19 +144,11 @@ def publish_folder(draft: Path, folder: Path) -> None:
     """Rename a finished draft, atomically and durably."""
     try:
         for each in [draft, *(path for path in draft.rglob("*") if path.is_dir())]:
-            _sync_folder(each)
+            sync_folder(each)
         draft.rename(folder)
-        _sync_folder(folder.parent)
+        sync_folder(folder.parent)
     except OSError as error:
         raise LocalError(f"cannot rename {draft} to {folder}: {error.strerror}") from None
-
-
-def _sync_folder(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 async def make_backup(
@@ -184,8 +177,7 @@ async def make_backup(
         ) from None
     try:
         linked = await asyncio.to_thread(_link_base, base, draft, config) if base else LinkedFiles({})
-        size = await store.size()
-        head, coordinator = await asyncio.to_thread(_copy_log, config, store, draft / LOG_FOLDER, size, linked.head)
+        head, coordinator = await _copy_log(config, store, draft / LOG_FOLDER, linked.head)
         await asyncio.to_thread(_copy_files, config, draft, with_keys)
         if with_objects:
             await _copy_objects(config, draft / OBJECTS_FOLDER)
@@ -243,12 +235,27 @@ def _is_permanent(path: str) -> bool:
     return is_full_tile or path.startswith(f"{OBJECTS_FOLDER}/")
 
 
-def _copy_log(
-    config: CoordinatorConfig, store: LogStore, folder: Path, size: int, base: TreeHead | None
+async def _copy_log(
+    config: CoordinatorConfig, store: LogStore, folder: Path, base: TreeHead | None
 ) -> tuple[TreeHead, str]:
-    """All entries, and a head over them signed now: entries on disk never change. Those of `base` are there."""
+    """The entries that are there now, with a head and the list of keys; and the coordinator's address."""
+    size = await store.size()
     if size == 0:
         raise LocalError("the database holds no log: there is nothing to back up")
+    keys = await read_key_file(store)
+    chain = make_key_chain(keys, config.network_id)
+    head = await asyncio.to_thread(_copy_entries, config, store, folder, size, base, chain)
+    write_key_file(folder, keys)
+    return head, str(chain.get_coordinator(size))
+
+
+def _copy_entries(
+    config: CoordinatorConfig, store: LogStore, folder: Path, size: int, base: TreeHead | None, keys: KeyChain
+) -> TreeHead:
+    """All entries, and a head over them signed now: entries on disk never change. Those of `base` are there."""
+    log_key = load_log_key(config)
+    if VerifierKey.of(ORIGIN_PREFIX + config.network, log_key) != keys.get_log_key(size):
+        raise LocalError("log.key is not the key of this log: was a rotation interrupted? Start the coordinator once")
     tree = LogTree(folder, store.read_blocking)
     if base is not None and (base.size > size or not tree.load(base)):
         raise LocalError("the older backup is damaged, or of another log: leave out --since")
@@ -256,10 +263,9 @@ def _copy_log(
         shutil.rmtree(old)
     fill_mirror(folder, tree, store.read_blocking, size)
     head = TreeHead(ORIGIN_PREFIX + config.network, size, tree.root())
-    write_atomic(folder / CHECKPOINT_PATH, sign_tree_head(head, load_log_key(config)))
+    write_atomic(folder / CHECKPOINT_PATH, sign_tree_head(head, log_key))
     copy_snapshots(CoordinatorHome(config.folder).mirror, folder, size)
-    _, payload = decode_leaf(store.read_blocking(0, 1)[0])
-    return head, str(payload.sender)
+    return head
 
 
 def _copy_files(config: CoordinatorConfig, draft: Path, with_keys: bool) -> None:

@@ -7,7 +7,6 @@ A mirror has the log, and so the ledger state and every index. It does not have 
 sent, and entries after its head; the caller says so.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -31,7 +30,14 @@ from prime_coordinator.admin.backup import (
 )
 from prime_coordinator.config import CONFIG_NAME, CoordinatorConfig, resolve_coordinator_config
 from prime_coordinator.constants import PORT
-from prime_coordinator.home import CoordinatorHome, database_url, load_log_key, objects_url, render_config
+from prime_coordinator.home import (
+    CoordinatorHome,
+    database_url,
+    load_log_key,
+    objects_url,
+    read_key_address,
+    render_config,
+)
 from prime_coordinator.log.migrations import heads, migrate
 from prime_coordinator.log.snapshots import SNAPSHOTS_KEPT
 from prime_coordinator.log.store import append_entries, explain_database_errors, get_log_size, open_engine
@@ -44,7 +50,7 @@ from prime_protocol.ledger.entry_index import compute_entry_keys
 from prime_protocol.ledger.randomness_chain import make_own_chain
 from prime_protocol.log.merkle import compute_root
 from prime_protocol.log.tiles import make_node_reader
-from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey, open_tree_head
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey
 from prime_runtime.files import write_atomic
 from prime_runtime.http.config import ListenConfig
 from prime_runtime.log_files import (
@@ -219,7 +225,7 @@ def _verify_backup_log(log: Path, manifest: BackupManifest) -> VerifiedLog:
 
 def _check_covers(log: Path, verified: VerifiedLog, note: bytes) -> None:
     """Refuse a backup that is older than a published head: continuing from it would fork the log."""
-    shown = open_tree_head(note, [verified.key])
+    shown = verified.keys.open_head(note)
     if shown.size > verified.head.size:
         raise LocalError(f"the head covers {shown.size} entries, the backup {verified.head.size}: use a newer backup")
     get_node = make_node_reader(verified.head.size, lambda tile: read_tile(log, tile))
@@ -231,12 +237,11 @@ def _check_keys(config: CoordinatorConfig, verified: VerifiedLog, draft: Path) -
     """Check that the keys belong to this log; the wallet key by the address in its file, without a password."""
     log_key: Ed25519PrivateKey = load_log_key(replace(config, folder=draft))
     state = verified.ledger.state
-    if str(VerifierKey.of(ORIGIN_PREFIX + verified.ledger.network, log_key)) != state.log_key:
-        raise LocalError("log.key is not the key that signs this log's heads")
-    try:
-        address = "0x" + str(json.loads(CoordinatorHome(draft).key.read_text())["address"]).removeprefix("0x").lower()
-    except (ValueError, KeyError, TypeError):
-        raise LocalError("key.json is not a keystore file with an address") from None
+    found = VerifierKey.of(ORIGIN_PREFIX + verified.ledger.network, log_key)
+    if found != verified.keys.log_key:
+        rotated = f": entry {verified.keys.log_keys[-1].index} rotated it" if verified.keys.has_log_key(found) else ""
+        raise LocalError(f"log.key is not the key that signs this log's heads{rotated}")
+    address = read_key_address(CoordinatorHome(draft).key)
     if address != str(state.coordinator):
         raise LocalError(f"key.json is the key of {address}, the log belongs to {state.coordinator}")
     chain = state.randomness

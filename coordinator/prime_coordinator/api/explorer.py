@@ -21,6 +21,7 @@ from prime_coordinator.scheduling.eligibility import NodePhase
 from prime_coordinator.settlement.files import ChainFiles
 from prime_explorer.app import Explorer
 from prime_explorer.index.fold_audits import PROGRESS
+from prime_explorer.pages.keys import RotatedKeySummary
 from prime_explorer.pages.live import (
     ChainAnchor,
     ChainPromise,
@@ -176,6 +177,10 @@ def make_status(core: Core, network: NetworkId, now_ms: int) -> StatusView:
         network=network,
         coordinator=str(state.coordinator),
         log_key=state.log_key,
+        rotations=tuple(
+            RotatedKeySummary(index=each.index, at_ms=each.at_ms, kind=str(each.kind), old=each.old, new=each.new)
+            for each in reversed(state.key_rotations)
+        ),
         ticker=state.ticker,
         now_ms=now_ms,
         entries=state.size,

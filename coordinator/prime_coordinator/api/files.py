@@ -14,7 +14,7 @@ from prime_protocol.wire.ids import Digest
 from prime_runtime.formatting import format_time
 from prime_runtime.http.messages import EXPIRED_HEADER
 from prime_runtime.http.server import HttpServer
-from prime_runtime.log_files import CACHE_FOREVER, serve_snapshot, serve_tile, serve_tree_head
+from prime_runtime.log_files import CACHE_FOREVER, serve_keys, serve_snapshot, serve_tile, serve_tree_head
 from prime_runtime.objects.store import ObjectMissing, ObjectStore, content_key
 
 PRESIGNED_LIFE_S = 600
@@ -36,6 +36,9 @@ def add_file_routes(
 
     async def get_checkpoint(request: web.Request) -> web.StreamResponse:
         return await serve_tree_head(mirror)
+
+    async def get_keys(request: web.Request) -> web.StreamResponse:
+        return await serve_keys(mirror)
 
     async def get_tile(request: web.Request) -> web.StreamResponse:
         return await serve_tile(mirror, request.match_info["path"])
@@ -69,6 +72,7 @@ def add_file_routes(
             return web.Response(status=404, text="there is no such problem file\n")
 
     server.add_page("/log/checkpoint", get_checkpoint)
+    server.add_page("/log/keys", get_keys)
     server.add_page("/log/tile/{path:.+}", get_tile)
     server.add_page("/log/snapshot/{size}", get_snapshot)
     server.add_page("/objects/{digest}", get_object)

@@ -77,6 +77,7 @@ def build_parser(
     _add_listings(commands)
     _add_log(commands)
     _add_copies(commands)
+    _add_keys(commands)
     _add_chain(commands)
     _add_others(commands)
     return parser
@@ -239,6 +240,16 @@ def _add_log(commands: Group) -> None:
     tail.add_argument("--follow", action="store_true", help="keep printing new entries until interrupted")
     for name, text in (("kind", "kind"), ("author", "author"), ("run", "run"), ("subject", "node or submission")):
         tail.add_argument(f"--{name}", metavar=name.upper(), help=f"only those of this {text}")
+
+
+def _add_keys(commands: Group) -> None:
+    keys: argparse.ArgumentParser = commands.add_parser("keys", help="rotate the keys of a stopped coordinator")
+    actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = "replace a key by a new one with an entry of the log; the coordinator must be stopped"
+    rotate = _command(actions, "rotate", "keys:rotate", text)
+    which = rotate.add_mutually_exclusive_group(required=True)
+    which.add_argument("--log", action="store_true", help="the key that signs tree heads")
+    which.add_argument("--coordinator", action="store_true", help="the coordinator's own key, in key.json")
 
 
 def _add_copies(commands: Group) -> None:

@@ -196,6 +196,7 @@ def draw_status(screen: CommandOutput, status: dict[str, Any]) -> RenderableType
             ("network", status["network"]),
             ("coordinator", status["coordinator"]),
             ("log key", status["log_key"]),
+            *((f"old {old['kind']} key", f"{old['old']} until entry {old['index']}") for old in status["rotations"]),
             ("log", f"{status['entries']:,} entries, newest {newest}; head over {status['head_size']:,}"),
             ("randomness", format_randomness(status["randomness"])),
             ("nodes", f"{nodes['registered']:,}: " + format_counts(nodes, "online", "late", "lost")),

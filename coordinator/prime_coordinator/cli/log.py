@@ -8,6 +8,7 @@ from typing import Any
 from prime_coordinator.cli.context import OperatorClient, OperatorContext
 from prime_coordinator.cli.listing import check_limit, fetch_rows, format_row
 from prime_coordinator.home import CoordinatorHome, check_database, database_url
+from prime_coordinator.log.key_list import read_key_file, write_key_file
 from prime_coordinator.log.mirror import copy_snapshots, write_log_copy
 from prime_coordinator.log.store import open_log_store
 from prime_coordinator.log.summary import describe_log, summarise_log
@@ -63,6 +64,7 @@ def export(context: OperatorContext) -> int:
         if head is None:
             raise LocalError("no tree head is signed yet: start the coordinator once")
         with context.screen.spinner(f"writing {head.size:,} entries"):
+            write_key_file(target, asyncio.run(read_key_file(store)))
             write_log_copy(target, store.read_blocking, head.note, head.size)
             copy_snapshots(CoordinatorHome(config.folder).mirror, target, head.size)
     finally:

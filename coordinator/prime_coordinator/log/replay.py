@@ -12,16 +12,18 @@ import asyncio
 import logging
 from pathlib import Path
 
+from prime_coordinator.log.key_list import read_key_chain
 from prime_coordinator.log.mirror import fill_mirror
 from prime_coordinator.log.snapshots import load_newest_snapshot, read_noted_snapshots
 from prime_coordinator.log.store import LogStore
 from prime_coordinator.log.tree import ENTRIES_PER_READ, LogTree
 from prime_protocol.constants import TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.keys.chain import KeyChain
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.log.merkle import compute_root
 from prime_protocol.log.tiles import CHECKPOINT_PATH, EntryBundle
-from prime_protocol.log.tree_head import TreeHead, VerifierKey, open_tree_head
+from prime_protocol.log.tree_head import TreeHead, VerifierKey
 from prime_protocol.wire.ids import NetworkId, NodeId
 from prime_runtime.log_files import read_tree_head
 
@@ -39,7 +41,9 @@ async def recover_ledger(
             "the database holds no log: set `database` to the right one, or make a new folder from a backup:"
             " prime-coordinator restore BACKUP --folder NEW-FOLDER"
         )
-    stored, mirrored = await _last_head(store, log_key), _mirrored_head(mirror, log_key)
+    keys = await read_key_chain(store, network)
+    _check_identity(keys, coordinator, log_key)
+    stored, mirrored = await _last_head(store, keys), _mirrored_head(mirror, keys)
     for signed, where in ((stored, "the database"), (mirrored, "the mirror")):
         if signed and signed.size > size:
             raise LocalError(
@@ -59,7 +63,8 @@ async def recover_ledger(
                 f"the log in the database is damaged: its first {signed.size} entries are not those that were signed"
             )
     ledger = await _replay(store, mirror, tree, network, trusted=stored.size if stored else 0)
-    _check_identity(ledger, coordinator, log_key)
+    if KeyChain.of_state(network, ledger.state) != keys:
+        raise LocalError("the index of the database is damaged: it does not list every rotation of the log's keys")
     return ledger, tree
 
 
@@ -93,20 +98,19 @@ async def _replay(store: LogStore, mirror: Path, tree: LogTree, network: Network
     return ledger
 
 
-def _check_identity(ledger: Ledger, coordinator: NodeId, log_key: VerifierKey) -> None:
-    state = ledger.state
-    if state.coordinator != coordinator:
-        raise LocalError(f"the log belongs to the coordinator {state.coordinator}, the key to {coordinator}")
-    if state.log_key != str(log_key):
-        raise LocalError(f"the log names {state.log_key} as the key of its heads, the folder holds {log_key}")
+def _check_identity(keys: KeyChain, coordinator: NodeId, log_key: VerifierKey) -> None:
+    if keys.coordinator != coordinator:
+        raise LocalError(f"the log belongs to the coordinator {keys.coordinator}, the key to {coordinator}")
+    if keys.log_key != log_key:
+        raise LocalError(f"the log names {keys.log_key} as the key of its heads, the folder holds {log_key}")
 
 
-async def _last_head(store: LogStore, key: VerifierKey) -> TreeHead | None:
+async def _last_head(store: LogStore, keys: KeyChain) -> TreeHead | None:
     stored = await store.last_head()
-    return _open_head(stored.note, key, "the newest head in the database") if stored else None
+    return _open_head(stored.note, keys, "the newest head in the database") if stored else None
 
 
-def _mirrored_head(mirror: Path, key: VerifierKey) -> TreeHead | None:
+def _mirrored_head(mirror: Path, keys: KeyChain) -> TreeHead | None:
     """The head that the mirror has shown to others; None if there is none, or it is damaged.
 
     The mirror is derived from the database, so a damaged head is not a reason to stop: a head is signed again.
@@ -114,7 +118,7 @@ def _mirrored_head(mirror: Path, key: VerifierKey) -> TreeHead | None:
     if not (mirror / CHECKPOINT_PATH).exists():
         return None
     try:
-        return open_tree_head(read_tree_head(mirror), [key])
+        return keys.open_head(read_tree_head(mirror))
     except (LocalError, RemoteError) as error:
         log.warning("the head in %s is damaged, and is signed again: %s", mirror, error)
         return None
@@ -134,8 +138,8 @@ def _has_entries_after(mirror: Path, size: int) -> bool:
     return max(widths, default=0) > width
 
 
-def _open_head(note: bytes, key: VerifierKey, where: str) -> TreeHead:
+def _open_head(note: bytes, keys: KeyChain, where: str) -> TreeHead:
     try:
-        return open_tree_head(note, [key])
+        return keys.open_head(note)
     except RemoteError as error:
         raise LocalError(f"{where} is not signed by this folder's log key: {error}") from None

@@ -21,9 +21,10 @@ def summarise_log(verified: VerifiedLog) -> dict[str, Any]:
         "snapshots_unknown": verified.unknown_snapshots,
         "partial_files": verified.partial_files,
         "root": str(verified.head.root),
-        "key": str(verified.key),
+        "key": str(verified.keys.log_key),
         "key_given": verified.is_key_given,
         "coordinator": str(state.coordinator),
+        "rotations": [{"entry": each.index, "kind": str(each.kind), "old": each.old} for each in state.key_rotations],
         "ticker": state.ticker,
         "value_nano": {
             "deposited": funds.deposited_nano,
@@ -70,6 +71,7 @@ def describe_log(verified: VerifiedLog) -> list[str]:
     lines = [
         f"log    {verified.head.origin}: {report['entries']} entries, root {report['root']}",
         f"head   signed by {report['key']} ({source})",
+        *(f"keys   entry {each.index} rotated the {each.kind} key {each.old}" for each in state.key_rotations),
         *_describe_scope(verified),
         f"value  {value['deposited']} in, {value['withdrawn']} out, {value['burned']} burned, {value['held']} held"
         f" ({state.ticker})",

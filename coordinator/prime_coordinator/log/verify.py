@@ -19,14 +19,15 @@ from prime_coordinator.log.snapshots import read_snapshot_file
 from prime_coordinator.log.tree import LogTree
 from prime_protocol.constants import DIGEST_BYTES, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.entries import NetworkCreated, SnapshotNoted
+from prime_protocol.keys.chain import KeyChain
+from prime_protocol.ledger.entries import SnapshotNoted
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.randomness_chain import RandomnessChain
 from prime_protocol.ledger.replay import Ledger, verify_leaf
 from prime_protocol.ledger.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
 from prime_protocol.log.merkle import build_consistency_proof, compute_leaf_hash, compute_root, verify_consistency
 from prime_protocol.log.tiles import EntryBundle, Tile, list_new_bundles, list_new_tiles, make_node_reader
-from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, open_tree_head, parse_origin
+from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, parse_origin
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.ids import NetworkId
 from prime_protocol.wire.typed_data import Domain
@@ -55,7 +56,8 @@ class VerifyOptions:
     """What the caller brings and wants."""
 
     key: VerifierKey | None = None
-    """None: the key that the log itself names, which proves consistency but not whose log it is."""
+    """A key of the log, its newest or an earlier one. None: those that the log itself names, which proves consistency
+    but not whose log it is."""
     remembered: bytes | None = None
     """A signed head from earlier: the log must extend it."""
     is_from_snapshot: bool = False
@@ -71,7 +73,7 @@ class VerifiedLog:
     """A log that passed every check."""
 
     head: TreeHead
-    key: VerifierKey
+    keys: KeyChain
     is_key_given: bool
     ledger: Ledger
     first: int = 0
@@ -101,45 +103,37 @@ def verify_log(mirror: Path, options: VerifyOptions | None = None) -> VerifiedLo
     network = parse_origin(claimed.origin)
     if claimed.size == 0:
         raise RemoteError("tree_head.size", "is 0: the log is empty")
-    key = options.key or _read_log_key(mirror, claimed)
-    head = _open_head("tree_head", note, key)
-    remembered = _open_remembered(options.remembered, head, key)
-    noted = _scan_noted_snapshots(mirror, head.size)
+    noted, keys = _scan_entries(mirror, claimed.size, network)
+    if options.key is not None and not keys.has_log_key(options.key):
+        raise RemoteError("note.signatures", f"are of a log that never had the key {options.key}")
+    head = _open_head("tree_head", note, keys)
+    remembered = _open_remembered(options.remembered, head, keys)
     verified = VerifiedLog(
         head=head,
-        key=key,
+        keys=keys,
         is_key_given=options.key is not None,
         ledger=Ledger(network),
         remembered=remembered,
     )
     _LogVerification(mirror, verified, noted, options).run()
-    if options.key is None and verified.ledger.state.log_key != str(key):
-        raise RemoteError("tree_head", f"is signed by {key}, the log names {verified.ledger.state.log_key}")
+    if KeyChain.of_state(network, verified.ledger.state) != keys:
+        raise RemoteError("key_rotations", "of the replayed state are not those of the entries")
     if not verified.ledger.state.funds.is_conserved():
         raise RemoteError("funds", "value was made or lost")
     return verified
 
 
-def _read_log_key(mirror: Path, head: TreeHead) -> VerifierKey:
-    """The key that the first entry names; the entry itself is verified later."""
-    first = read_bundle(mirror, EntryBundle(0, min(head.size, TILE_HASHES)))[0]
-    payload = decode_leaf(first)[1]
-    if payload.kind != NetworkCreated.__name__:
-        raise RemoteError("entry 0: Payload.kind", f"is {payload.kind}, but the first entry must be NetworkCreated")
-    return VerifierKey.parse(decode(NetworkCreated, payload.body).log_key)
-
-
-def _open_head(name: str, note: bytes, key: VerifierKey) -> TreeHead:
+def _open_head(name: str, note: bytes, keys: KeyChain) -> TreeHead:
     try:
-        return open_tree_head(note, [key])
+        return keys.open_head(note)
     except RemoteError as error:
-        raise RemoteError(name, f"has no valid signature by {key}: {error}") from None
+        raise RemoteError(name, f"has no valid signature by the log's key {keys.log_key}: {error}") from None
 
 
-def _open_remembered(note: bytes | None, head: TreeHead, key: VerifierKey) -> TreeHead | None:
+def _open_remembered(note: bytes | None, head: TreeHead, keys: KeyChain) -> TreeHead | None:
     if note is None:
         return None
-    found = _open_head("the remembered head", note, key)
+    found = _open_head("the remembered head", note, keys)
     if found.origin != head.origin:
         raise RemoteError("the remembered head", f"is of {found.origin}, this is {head.origin}")
     if found.size > head.size:
@@ -148,16 +142,25 @@ def _open_remembered(note: bytes | None, head: TreeHead, key: VerifierKey) -> Tr
     return found
 
 
-def _scan_noted_snapshots(mirror: Path, size: int) -> dict[int, NotedSnapshot]:
-    """What the log notes, by size. A digest stands behind its state in the log, so it must be known ahead."""
+def _scan_entries(mirror: Path, size: int, network: NetworkId) -> tuple[dict[int, NotedSnapshot], KeyChain]:
+    """What must be known before the entries are folded: the noted snapshots by size, and the log's keys.
+
+    A digest stands behind its state in the log, and the head can be opened only with the key that its entries name.
+    """
     found: dict[int, NotedSnapshot] = {}
+    keys: KeyChain | None = None
     word = SnapshotNoted.__name__.encode()
     for bundle in list_new_bundles(0, size):
         for place, leaf in enumerate(read_bundle(mirror, bundle), bundle.index * TILE_HASHES):
+            try:
+                keys = KeyChain.begin(leaf, network) if keys is None else keys.extend_if_rotation(place, leaf)
+            except RemoteError as error:
+                raise RemoteError(f"entry {place}: {error.field}", error.problem) from None
             if word in leaf and (payload := decode_leaf(leaf)[1]).kind == SnapshotNoted.__name__:
                 entry = decode(SnapshotNoted, payload.body)
                 found.setdefault(entry.size, NotedSnapshot(place, entry))
-    return found
+    assert keys is not None, "the size is not 0"
+    return found, keys
 
 
 class _LogVerification:

@@ -14,6 +14,7 @@ from typing import Any
 from prime_explorer.index import fold_audits, fold_work
 from prime_explorer.index.schema import DirtyRows, FoldedEntry, SqlWrite
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
+from prime_protocol.keys.rotation import CoordinatorKeyRotated, LogKeyRotated
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, LogRecord, Outcome, Role
 from prime_protocol.ledger.entry_index import find_run, list_subjects
@@ -60,6 +61,10 @@ def _write_account_brief(entry: Any, ticker: str) -> str:
             return f"state after {size:,} entries, {str(digest)[:10]}…"
         case e.LogRestored(size=size):
             return f"restored from a copy of the first {size:,} entries; later ones are lost"
+        case LogKeyRotated(log_key=key):
+            return f"heads are signed with {key} from here on"
+        case CoordinatorKeyRotated(coordinator=coordinator):
+            return f"the coordinator is {coordinator} from here on"
         case e.RoundRecorded(round=number, cosignatures=cosignatures):
             return f"round {number:,} of the randomness chain, {len(cosignatures)} witnesses"
         case e.CheckpointPublished(step=step, trained_on=names):

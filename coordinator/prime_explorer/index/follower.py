@@ -8,6 +8,7 @@ URL, file by file.
 """
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 
@@ -31,14 +33,14 @@ from prime_explorer.config import (
 from prime_explorer.index.fold import LogFold
 from prime_explorer.index.formats import IndexFiles
 from prime_explorer.index.store import IndexWriter
-from prime_protocol.constants import DIGEST_BYTES, NOTE_BYTES_MAX, TILE_HASHES
+from prime_protocol.constants import DIGEST_BYTES, KEY_FILE_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.entries import NetworkCreated
-from prime_protocol.ledger.entry_index import decode_leaf
+from prime_protocol.keys.chain import KeyChain
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.log.merkle import Frontier, MerkleTree, compute_leaf_hash, compute_root
 from prime_protocol.log.tiles import (
     CHECKPOINT_PATH,
+    KEYS_PATH,
     EntryBundle,
     Tile,
     check_tile,
@@ -46,8 +48,7 @@ from prime_protocol.log.tiles import (
     list_new_bundles,
     list_new_tiles,
 )
-from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, open_tree_head, parse_origin
-from prime_protocol.wire.codec import decode
+from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, parse_origin
 from prime_runtime.clock import SystemClock
 from prime_runtime.files import write_atomic
 from prime_runtime.log_files import (
@@ -89,7 +90,15 @@ class MirrorFetcher:
             while is_wanted() and (some := list(islice(parts, FETCH_BATCH_FILES))):
                 list(threads.map(self._download, some))
         if is_wanted():
+            self._fetch_keys()
             write_atomic(self._mirror / CHECKPOINT_PATH, note)
+
+    def _fetch_keys(self) -> None:
+        """For readers of the copy. This program takes the keys from the entries."""
+        try:
+            write_atomic(self._mirror / KEYS_PATH, self._get(KEYS_PATH, KEY_FILE_BYTES_MAX))
+        except LocalError as error:
+            log.info("the copy of the log has no list of its keys: %s", error)
 
     def discard_last(self) -> None:
         """Verification of the last fetch failed: remove its files, so that the next call fetches them again."""
@@ -145,6 +154,8 @@ class LogFollower:
         """The tree over the entries of the newest verified head. The index may still be behind it."""
         self._tiles_size = 0
         """Tiles up to this tree size are verified."""
+        self._keys: KeyChain | None = None
+        """Of the entries of the tree."""
         self._folding: LogFold | None = None
         self._note = b""
         self._snapshot_size = 0
@@ -189,25 +200,28 @@ class LogFollower:
         size = self._tree.size
         if head.size < size:
             raise RemoteError("tree_head.size", f"is {head.size}, but {size} entries were signed before: {FORKED}")
-        key = self._given_key or VerifierKey.parse(self._read_log_key(head))
-        open_tree_head(note, [key])
-        hashes = b"".join(compute_leaf_hash(leaf) for leaf in self._read_leaves(size, head.size))
+        keys, found, network = self._keys, [], parse_origin(head.origin)
+        for index, leaf in enumerate(self._read_leaves(size, head.size), size):
+            keys = keys.extend_if_rotation(index, leaf) if keys else KeyChain.begin(leaf, network)
+            found.append(compute_leaf_hash(leaf))
+        if keys is None:
+            raise RemoteError("tree_head.size", "is 0: the log is empty")
+        if self._given_key is not None and not keys.has_log_key(self._given_key):
+            raise RemoteError("note.signatures", f"are of a log that never had the key {self._given_key}")
+        keys.open_head(note)
+        hashes = b"".join(found)
         root = Frontier.of(size, self._tree.get_node).append_many(_split_hashes(hashes)).root()
         if root != head.root:
             raise RemoteError("tree_head.root", f"is {head.root}, the entries have {root}: {FORKED}")
         self._tree.append_many([hashes])
+        self._keys = keys
         for tile in list_new_tiles(self._tiles_size, head.size):
             if read_tile(self._mirror, tile) != encode_tile(tile, self._tree.get_node):
                 raise RemoteError(tile.path, "does not hold the hashes of the entries")
         self._tiles_size = head.size
-        self._index.write([], log_key=str(key), is_key_given=self._given_key is not None, signed_size=head.size)
-
-    def _read_log_key(self, head: TreeHead) -> str:
-        """The key that the first entry of the log names."""
-        first = next(self._read_leaves(0, head.size), None)
-        if first is None:
-            raise RemoteError("tree_head.size", "is 0: the log is empty")
-        return decode(NetworkCreated, decode_leaf(first)[1].body).log_key
+        self._index.write(
+            [], log_key=str(keys.log_key), is_key_given=self._given_key is not None, signed_size=head.size
+        )
 
     def _read_leaves(self, start: int, stop: int) -> Iterator[bytes]:
         for bundle in list_new_bundles(start, stop):
@@ -244,6 +258,7 @@ class LogFollower:
             chain_id=state.domain.chain_id,
             randomness=state.randomness.describe(),
             coordinator=state.coordinator,
+            key_rotations=json.dumps([asdict(each) for each in state.key_rotations]),
             ticker=state.ticker,
         )
 
@@ -263,6 +278,7 @@ class LogFollower:
             log.info("replaying %d of %d entries", size - ledger.state.size, size)
             for leaf in self._read_leaves(ledger.state.size, size):
                 ledger.restore(leaf)
+            self._keys = KeyChain.of_state(ledger.network, ledger.state)
         self._snapshot_size = ledger.state.size
         self._index.write([], network=ledger.network, origin=head.origin)
         return LogFold(ledger)

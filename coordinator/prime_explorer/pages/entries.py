@@ -9,6 +9,7 @@ from typing import Any
 from prime_explorer.config import ENTRIES_SCANNED_MAX, ROWS_PER_PAGE
 from prime_explorer.index.fold import encode_json
 from prime_explorer.index.store import ReadTransaction, make_row
+from prime_explorer.pages.keys import RotatedKeySummary, read_rotations
 from prime_explorer.pages.live import ChainAnchor
 from prime_explorer.pages.proofs import HeadView, prove_inclusion, read_newest_head
 from prime_explorer.pages.tables import EntrySummary, Rows, cut_page, read_rows
@@ -59,6 +60,8 @@ class EntryView:
     size: int
     """Entries in the index, to link the next entry."""
     log_key: str
+    rotations: tuple[RotatedKeySummary, ...]
+    """Keys that the log had before, newest first."""
     leaf: str
     """The leaf's bytes: what leaf_hash is the hash of."""
     head: str | None
@@ -86,6 +89,9 @@ class HeadsView:
     heads: Rows[TreeHeadSummary]
     noted: Rows[EntrySummary]
     log_key: str
+    coordinator: str
+    rotations: tuple[RotatedKeySummary, ...]
+    """Keys that the log had before, newest first."""
     is_key_given: bool
     """False: the key is the one that the log itself names."""
     chain_id: int
@@ -157,6 +163,7 @@ def read_entry(db: ReadTransaction, mirror: Path, idx: int) -> EntryView | None:
         mentions=tuple(text for text in list_subjects(letter.run, entry) if text.startswith("0x")),
         size=facts["size"],
         log_key=facts["log_key"],
+        rotations=read_rotations(facts),
         leaf="0x" + leaf.hex(),
         head=head.note if idx < head.size else None,
         proof=_prove_if_possible(mirror, head, idx, leaf_hash) if idx < head.size else (),
@@ -186,6 +193,8 @@ def read_heads(db: ReadTransaction, before: int | None, limit: int = ROWS_PER_PA
         heads=Rows(heads, str(heads[-1].size) if len(found) > limit else None),
         noted=read_rows(db, EntrySummary, limit=10, index="entries_by_kind", kind="HeadNoted"),
         log_key=facts.get("log_key", ""),
+        coordinator=facts.get("coordinator", ""),
+        rotations=read_rotations(facts),
         is_key_given=bool(facts.get("is_key_given")),
         chain_id=facts.get("chain_id", 0),
         randomness=facts.get("randomness", ""),

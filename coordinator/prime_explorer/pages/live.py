@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+from prime_explorer.pages.keys import RotatedKeySummary
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCounts:
@@ -85,6 +87,8 @@ class StatusView:
     coordinator: str
     log_key: str
     """Verifier key of the tree heads."""
+    rotations: tuple[RotatedKeySummary, ...]
+    """Keys that the log had before, newest first."""
     ticker: str
     """The network's unit of value."""
     now_ms: int

@@ -235,17 +235,25 @@
     }
   }
 
-  const checkHead = async (panel, key) => {
+  /** The entry that rotated the key by which the head is signed; undefined where no earlier key signed it. */
+  const findRotation = async (head, rotated) => {
+    for (const { key, index } of rotated) if (head.size > index && await isSigned(head, key)) return index;
+    return undefined;
+  };
+
+  const checkHead = async (panel, { key, rotated }) => {
     const head = await readHead();
     const signed = await isSigned(head, key);
-    if (signed === false) throw new Unproven("the head is not signed by the log's key");
+    const entry = signed === false ? await findRotation(head, rotated) : undefined;
+    if (entry !== undefined) throw new Unproven(`the head is signed with the key that was rotated at entry ${entry}`);
+    if (signed === false) throw new Unproven("the head is not signed by the log's key; if this page is old, load it again");
     if (signed) panel.note(`The newest head, ${head.size.toLocaleString()} entries, is signed by ${key.split("+")[0]}.`);
     else panel.note("This browser cannot check Ed25519 signatures; the head's signature is not checked here.", "–");
     return head;
   };
 
-  const checkInclusion = async (panel, { index, leaf, key }) => {
-    const head = await checkHead(panel, key);
+  const checkInclusion = async (panel, { index, leaf, keys }) => {
+    const head = await checkHead(panel, keys);
     if (index >= head.size) {
       panel.say("open", `Entry ${index.toLocaleString()} is newer than the newest signed head. A head follows within seconds: load the page again.`);
       return;
@@ -262,8 +270,8 @@
     panel.say("good", `Yes. Your browser has just checked that entry ${index.toLocaleString()} is in the signed log of ${head.size.toLocaleString()} entries.`);
   };
 
-  const checkConsistency = async (panel, { oldSize, oldRoot, newSize, key }) => {
-    const head = await checkHead(panel, key);
+  const checkConsistency = async (panel, { oldSize, oldRoot, newSize, keys }) => {
+    const head = await checkHead(panel, keys);
     newSize ??= head.size;
     if (!(oldSize <= newSize && newSize <= head.size)) throw new Unproven(`sizes must rise: ${oldSize}, ${newSize}, ${head.size}`);
     const tiles = new Tiles(head.size);
@@ -296,6 +304,12 @@
     }
   };
 
+  /** The page's log key, and as `entry key` pairs those that the log had before. */
+  const readKeys = (section) => {
+    const pairs = section.dataset.rotated.split("\n").map((line) => line.trim()).filter(Boolean).map((line) => line.split(" "));
+    return { key: section.dataset.key, rotated: pairs.map(([index, key]) => ({ index: Number(index), key })) };
+  };
+
   const readRoot = (form, oldSize) => {
     const given = form.elements.old_root.value.trim();
     if (given) return fromBase64(given);
@@ -308,7 +322,7 @@
     const begin = () => run(panel, () => {
       const oldSize = Number(form.elements.old.value), fresh = form.elements.new.value;
       return checkConsistency(panel, {
-        oldSize, oldRoot: readRoot(form, oldSize), newSize: fresh ? Number(fresh) : undefined, key: section.dataset.key,
+        oldSize, oldRoot: readRoot(form, oldSize), newSize: fresh ? Number(fresh) : undefined, keys: readKeys(section),
       });
     });
     form.addEventListener("submit", (event) => { event.preventDefault(); begin(); });
@@ -320,8 +334,8 @@
     const panel = new Panel(section);
     if (section.dataset.proof === "consistency") offerConsistency(section, panel);
     else {
-      const { index, leaf, key } = section.dataset;
-      run(panel, () => checkInclusion(panel, { index: Number(index), leaf, key }));
+      const { index, leaf } = section.dataset;
+      run(panel, () => checkInclusion(panel, { index: Number(index), leaf, keys: readKeys(section) }));
     }
   }
 })();

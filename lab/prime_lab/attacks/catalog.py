@@ -425,12 +425,7 @@ SMUGGLED_CREDIT = _attack(
     COORDINATOR, "smuggled-credit", "credits a drawn file among spared ones", PROVEN, "replay", gains="forged work paid"
 )
 BROKEN_RULE = _attack(
-    COORDINATOR,
-    "broken-rule",
-    "credits a submission that no validator has judged",
-    PROVEN,
-    "ledger follower",
-    gains="friends are paid for nothing",
+    COORDINATOR, "broken-rule", "credits a submission that was not judged", PROVEN, "ledger follower", gains="free pay"
 )
 WRONG_CLOCK = _attack(
     COORDINATOR,
@@ -450,6 +445,10 @@ EXPIRED_EVIDENCE = _attack(
 )
 FALSE_RESTORE = _attack(
     COORDINATOR, "false-restore", "drops entries and says its disk was lost", PROVEN, "consistency", gains="unpaid work"
+)
+KEY_ATTACKS = (
+    _attack(COORDINATOR, "old-key-head", "signs a head with a rotated key", REFUSED, "log keys", gains="a fork"),
+    _attack(COORDINATOR, "self-rotated-key", "rotates one of two keys alone", PROVEN, "replay", gains="the log"),
 )
 STRANGER_ATTACKS = (
     _attack(
@@ -494,5 +493,6 @@ ALL_ATTACKS = (
     WRONG_CLOCK,
     FALSE_RESTORE,
     EXPIRED_EVIDENCE,
+    *KEY_ATTACKS,
     *STRANGER_ATTACKS,
 )

@@ -8,7 +8,7 @@ Each is kept in a file that holds the signed envelope. A second, empty file besi
 """
 
 import logging
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +18,7 @@ from prime_protocol.constants import GOSSIP_FRAME_BYTES_MAX, GOSSIP_REPEAT_MS
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.accusation import Accusation, AccusationProof, BrokenRule, judge_accusation
 from prime_protocol.gossip.messages import GossipKind, ReceivedGossip, seal_gossip
-from prime_protocol.log.tree_head import VerifierKey
+from prime_protocol.keys.chain import KeyChain
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
@@ -34,6 +34,8 @@ SUFFIX, ACKNOWLEDGED_SUFFIX = ".accusation", ".acknowledged"
 KEPT_MAX = 16
 CLAIMS_MAX = 16
 """Accused entries that are remembered; the oldest claim is dropped."""
+WAITING_MAX = 16
+"""Accusations that wait for the log's keys; the oldest is dropped, and repeated by its sender."""
 ACCUSERS_MAX = 64
 """Accusers counted for one claim."""
 
@@ -116,7 +118,7 @@ class AccusationKeeper:
         *,
         network: NetworkId,
         run: RunId,
-        coordinator: NodeId,
+        request_keys: Callable[[], None],
         publish: Callable[[Accusation], Awaitable[object]],
         clock: Clock,
     ) -> None:
@@ -124,10 +126,14 @@ class AccusationKeeper:
         self._key = key
         self._network = network
         self._run = run
-        self._coordinator = coordinator
+        self._request_keys = request_keys
         self._publish = publish
         self._clock = clock
-        self._log_key: VerifierKey | None = None
+        self._keys: KeyChain | None = None
+        self._known_size = 0
+        """The keys are all keys of so many entries."""
+        self._waiting: deque[ReceivedGossip] = deque(maxlen=WAITING_MAX)
+        """Accusations that convict unless the coordinator's key was rotated; judged when the keys are known."""
         self._kept: dict[str, KeptAccusation] = {}
         self._acknowledged: set[str] = set()
         self._claims: OrderedDict[tuple[int, Digest], AccusationClaim] = OrderedDict()
@@ -148,15 +154,24 @@ class AccusationKeeper:
                 return explain_hold(kept.accusation.index, kept.accusation.problem)
         return self._unproven
 
-    def set_log_key(self, log_key: VerifierKey) -> None:
-        """The log that this node follows: earlier accusations count if they are about it."""
-        self._log_key = log_key
+    def set_keys(self, keys: KeyChain, known_size: int) -> None:
+        """The log that this node follows: accusations count if they are about it. `keys` are all of `known_size`."""
+        is_first, self._keys, self._known_size = self._keys is None, keys, known_size
+        if is_first:
+            self._load()
+        waiting = list(self._waiting)
+        self._waiting.clear()
+        for gossip in waiting:
+            self.add_received(gossip)
+
+    def _load(self) -> None:
         for kept in read_accusations(self._folder, self._network):
             try:
                 proof = self._judge(kept.accusation)
             except RemoteError:
                 continue  # of a log that was replaced
-            if kept.accuser == self._key.node or proof is AccusationProof.CONVICTS:
+            # One of another node is on disk because it convicted.
+            if kept.accuser == self._key.node or proof is not AccusationProof.CLAIM:
                 self._kept[kept.name] = kept
                 if kept.is_acknowledged_in(self._folder):
                     self._acknowledged.add(kept.name)
@@ -187,7 +202,7 @@ class AccusationKeeper:
         """What another node says; its envelope is valid."""
         accusation, accuser = gossip.message, gossip.payload.sender
         assert isinstance(accusation, Accusation)
-        if self._log_key is None:
+        if self._keys is None:
             return  # it is repeated
         try:
             proof = self._judge(accusation)
@@ -196,12 +211,15 @@ class AccusationKeeper:
             return
         if proof is AccusationProof.CONVICTS:
             self._keep(accuser, accusation, gossip.frame)
-        else:
-            self._add_claim(accuser, accusation)
+            return
+        self._add_claim(accuser, accusation)
+        if proof is AccusationProof.UNKNOWN_AUTHOR:
+            self._waiting.append(gossip)
+            self._request_keys()
 
     def _judge(self, accusation: Accusation) -> AccusationProof:
-        assert self._log_key is not None
-        return judge_accusation(accusation, log_key=self._log_key, network=self._network, coordinator=self._coordinator)
+        assert self._keys is not None
+        return judge_accusation(accusation, self._keys, known_size=self._known_size)
 
     def _keep(self, accuser: NodeId, accusation: Accusation, frame: bytes) -> None:
         name = make_name(accuser, accusation)

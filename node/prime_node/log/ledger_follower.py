@@ -29,10 +29,11 @@ from prime_node.log.replay import (
     make_accusation,
 )
 from prime_node.log.replay_process import ReplayProcess
-from prime_node.log.tree_heads import SignedHead
+from prime_node.log.signed_heads import SignedHead
 from prime_protocol.constants import TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.accusation import Accusation, BrokenRule
+from prime_protocol.keys.chain import KeyChain
 from prime_protocol.ledger.state import LedgerState
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
 from prime_protocol.log.tiles import (
@@ -42,7 +43,7 @@ from prime_protocol.log.tiles import (
     list_consistency_tiles,
     list_inclusion_tiles,
 )
-from prime_protocol.wire.ids import NetworkId, NodeId
+from prime_protocol.wire.ids import NetworkId
 from prime_runtime.clock import Clock
 
 log = logging.getLogger(__name__)
@@ -68,7 +69,7 @@ class LedgerFollower:
         config: ReplayConfig,
         *,
         network: NetworkId,
-        coordinator: NodeId,
+        get_keys: Callable[[], KeyChain | None],
         snapshot: Path,
         get_head: Callable[[], SignedHead | None],
         accusations: AccusationKeeper,
@@ -78,7 +79,7 @@ class LedgerFollower:
         """The one in use first."""
         self._config = config
         self._network = network
-        self._coordinator = coordinator
+        self._get_keys = get_keys
         self._snapshot = snapshot
         self._get_head = get_head
         self._accusations = accusations
@@ -129,9 +130,9 @@ class LedgerFollower:
 
     async def run(self) -> None:
         """For ever."""
-        process = await ReplayProcess.start(
-            self._network, self._coordinator, self._snapshot, niceness=self._config.niceness
-        )
+        while (keys := self._get_keys()) is None:
+            await self._clock.sleep_ms(POLL_MS)
+        process = await ReplayProcess.start(self._network, keys.founder, self._snapshot, niceness=self._config.niceness)
         try:
             self._take(await process.report())
             self._is_resumed = self.size == 0

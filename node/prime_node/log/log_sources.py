@@ -44,6 +44,10 @@ class LogSource:
                 return decode_bundle(each, raw)[: bundle.width], len(raw)
         raise LocalError(f"{self.url} has no {bundle.path}")
 
+    async def fetch_file(self, path: str, bytes_max: int) -> bytes | None:
+        """A file beside the tiles; None if there is none."""
+        return await self.client.get(self.server, f"{self.prefix}/{path}", bytes_max=bytes_max)
+
     async def _get_first(self, paths: Iterable[str], bytes_max: int) -> bytes:
         """A log may drop a partial file once the full one exists, which begins with the same hashes."""
         for path in dict.fromkeys(paths):

@@ -141,8 +141,9 @@ class ReplayReport:
 class LedgerReplay:
     """The ledger state after the entries so far. Each entry keeps every rule, or the replay ends there."""
 
-    def __init__(self, network: NetworkId, coordinator: NodeId, state: LedgerState | None = None) -> None:
-        self._coordinator = coordinator
+    def __init__(self, network: NetworkId, founder: NodeId, state: LedgerState | None = None) -> None:
+        """`founder` is the author of the first entry."""
+        self._founder = founder
         self._ledger = Ledger(network)
         self._ledger.state = state or self._ledger.state
 
@@ -168,10 +169,10 @@ class LedgerReplay:
 
     def _apply_leaf(self, leaf: bytes) -> None:
         self._ledger.apply(leaf)
-        if self.state.coordinator != self._coordinator:
+        if self.state.size == 1 and self.state.coordinator != self._founder:
             author = self.state.coordinator
             self._ledger.state = LedgerState()
-            raise RemoteError("Payload.sender", f"of the first entry is {author}, expected {self._coordinator}")
+            raise RemoteError("Payload.sender", f"of the first entry is {author}, expected {self._founder}")
 
     def report(self, finding: Finding | None = None, *, newer_version: int = 0) -> ReplayReport:
         state = self.state

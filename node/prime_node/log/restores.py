@@ -123,6 +123,16 @@ class HeadHistory:
         return size <= self.lost_size or now_ms <= restore.at_ms + RESTORE_LOSS_MS_MAX
 
 
+@dataclass(frozen=True, slots=True)
+class LossNoticed:
+    """The coordinator restored its log, and this node follows it although entries are lost."""
+
+    restore: Restore
+    head_size: int
+    since_ms: int
+    """By this node's clock: what was acknowledged before is in the log."""
+
+
 def open_restore(
     leaf: bytes,
     size: int,

@@ -11,7 +11,7 @@ from pathlib import Path
 from prime_node.agent.events import Event, PendingEntry, SlashReported, StakeMissing
 from prime_node.log import public_api as public_log
 from prime_node.log.replay import format_utc
-from prime_node.log.tree_heads import LossNoticed
+from prime_node.log.restores import LossNoticed
 from prime_node.storage.journal import JobRecord, JobState, Journal
 from prime_node.storage.saved_state import UploadSpool
 from prime_protocol.constants import LEASE_MS_MAX

@@ -6,30 +6,37 @@ Then either the older head's root follows from them, or the two signed heads con
 anyone can verify. A fork is logged, shown in `status` for good, and kept on disk as evidence. The one exception is a
 log that was restored from a copy and says so: restores.py decides whether this node follows it.
 
-The functions at the top are pure; `HeadMonitor` fetches, compares and saves.
+signed_heads.py has the pure comparison; `HeadMonitor` fetches, compares and saves.
 """
 
 import asyncio
 import logging
 from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from enum import StrEnum
+from hashlib import sha256
 from pathlib import Path
 
+from prime_node.log.key_follower import FetchedKeys, KeyFollower
 from prime_node.log.log_sources import LogSource
 from prime_node.log.replay import HeadSighting
-from prime_node.log.restores import HeadHistory, Restore, open_restore
-from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
+from prime_node.log.restores import HeadHistory, LossNoticed, Restore, open_restore
+from prime_node.log.signed_heads import (
+    HeadRelation,
+    SignedHead,
+    compare_sizes,
+    compare_with_tiles,
+    list_proof_tiles,
+    render_fork,
+    render_stolen_head,
+)
+from prime_protocol.constants import LOG_ENTRIES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.messages import GossipKind, HeadSeen, compute_repeat_ms
-from prime_protocol.ledger.entries import LogRecord, NetworkCreated
+from prime_protocol.keys.chain import KeyChain
 from prime_protocol.log.tiles import (
     CHECKPOINT_PATH,
     EntryBundle,
     Tile,
-    compute_prefix_root,
-    list_consistency_tiles,
     list_inclusion_tiles,
 )
 from prime_protocol.log.tree_head import (
@@ -39,11 +46,8 @@ from prime_protocol.log.tree_head import (
     cosign_tree_head,
     derive_witness_key,
     encode_cosigned_message,
-    open_tree_head,
 )
-from prime_protocol.wire.codec import decode
-from prime_protocol.wire.envelope import open_envelope
-from prime_protocol.wire.ids import Digest, NetworkId, NodeId
+from prime_protocol.wire.ids import Digest, NetworkId
 from prime_protocol.wire.messages import Cosigned
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock, wait_until_set
@@ -52,75 +56,6 @@ from prime_runtime.http.client import HttpClient
 from prime_runtime.http.config import ServerAddress
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SignedHead:
-    """A tree head and the signed note it came in."""
-
-    head: TreeHead
-    note: bytes
-
-    @classmethod
-    def open(cls, note: bytes, log_key: VerifierKey) -> "SignedHead":
-        """RemoteError: the log's key did not sign it."""
-        return cls(open_tree_head(note, [log_key]), note)
-
-    @property
-    def size(self) -> int:
-        return self.head.size
-
-
-class HeadRelation(StrEnum):
-    """How two heads relate, as far as it is known."""
-
-    SAME = "same"
-    FORK = "fork"
-    UNKNOWN = "unknown"
-
-
-def compare_sizes(one: SignedHead, other: SignedHead) -> HeadRelation:
-    if one.size != other.size:
-        return HeadRelation.UNKNOWN
-    return HeadRelation.SAME if one.head.root == other.head.root else HeadRelation.FORK
-
-
-def list_proof_tiles(one: SignedHead, other: SignedHead) -> list[Tile]:
-    """The tiles that are needed to compare them."""
-    old, new = sorted((one.size, other.size))
-    return list_consistency_tiles(old, new)
-
-
-def compare_with_tiles(one: SignedHead, other: SignedHead, get_tile: Callable[[Tile], bytes]) -> HeadRelation:
-    """SAME or FORK; UNKNOWN where the tiles do not hash to the newer head's root, and so prove nothing."""
-    old, new = sorted((one, other), key=lambda seen: seen.size)
-    try:
-        root = compute_prefix_root(old.size, size=new.size, root=new.head.root, get_tile=get_tile)
-    except RemoteError:
-        return HeadRelation.UNKNOWN
-    return HeadRelation.SAME if root == old.head.root else HeadRelation.FORK
-
-
-def render_fork(one: SignedHead, other: SignedHead, tiles: dict[str, bytes], remark: str = "") -> bytes:
-    """The evidence of a fork: both notes, and the tiles that contradict one of them."""
-    text = [
-        "Two tree heads of one log, both signed with its key, that belong to different histories.",
-        *((remark,) if remark else ()),
-        "",
-        *(f"--- head over {seen.size} entries\n{seen.note.decode()}" for seen in (one, other)),
-    ]
-    text += [f"--- {path}\n{raw.hex()}" for path, raw in sorted(tiles.items())]
-    return "\n".join(text).encode() + b"\n"
-
-
-def read_log_key(leaf: bytes, *, network: NetworkId, coordinator: NodeId) -> VerifierKey:
-    """The log's key, from entry 0, which the coordinator has signed. RemoteError: it is not that entry."""
-    payload = open_envelope(decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX).frame, network=network).payload
-    if payload.sender != coordinator:
-        raise RemoteError("Payload.sender", f"is {payload.sender}, the coordinator is {coordinator}")
-    if payload.kind != NetworkCreated.__name__:
-        raise RemoteError("Payload.kind", f"is {payload.kind}, the first entry is {NetworkCreated.__name__}")
-    return VerifierKey.parse(decode(NetworkCreated, payload.body).log_key)
 
 
 PEER_HEADS_MAX = 64
@@ -140,18 +75,12 @@ CONFIRM_MS = 60_000
 restore has lost meanwhile, which other nodes would take for a fork."""
 FORKS_SHOWN_MAX = 16
 HISTORY_NAME = "history"
+KEY_PAUSE_MS = 5_000
+"""Between two requests for the log's keys."""
+KEY_TRIES_MAX = 3
+"""Requests for the log's keys that may fail before the keys that are known count as all."""
 
 PublishHead = Callable[[HeadSeen], Awaitable[object]]
-
-
-@dataclass(frozen=True, slots=True)
-class LossNoticed:
-    """The coordinator restored its log, and this node follows it although entries are lost."""
-
-    restore: Restore
-    head_size: int
-    since_ms: int
-    """By this node's clock: what was acknowledged before is in the log."""
 
 
 class HeadMonitor:
@@ -172,9 +101,7 @@ class HeadMonitor:
     ) -> None:
         self._client, self._server, self._network, self._folder = client, server, network, folder
         self._source = LogSource(client, server, "/log")
-        self._log_key = log_key
-        self.on_log_key: Callable[[VerifierKey], None] = lambda key: None
-        """Called once the log's key is known. The daemon sets it."""
+        self._open_keys(log_key)
         self.on_sighting: Callable[[HeadSighting], None] = lambda sighting: None
         """Called with each verified head that is larger than those before it."""
         self.may_cosign: Callable[[], bool] = lambda: True
@@ -206,7 +133,23 @@ class HeadMonitor:
         """Heads of other nodes that belong to the same history."""
         self.unproven = 0
         """Heads without a proof."""
+        self.stolen_heads = sorted(path.name for path in folder.glob("rotated-key-*")) if folder.exists() else []
+        """Files with heads that a rotated key has signed."""
         self.forks: list[str] = sorted(path.name for path in folder.glob("fork-*")) if folder.exists() else []
+
+    def _open_keys(self, log_key: VerifierKey | None) -> None:
+        client, server = self._client, self._server
+        self._keys = KeyFollower(
+            self._source, self._folder, network=self._network, coordinator=server.node, log_key=log_key
+        )
+        if self._keys.chain is not None:
+            client.server_keys.set_chain(server.node, self._keys.chain)
+        client.server_keys.on_rotation = self.request_keys
+        self._key_due_ms: int | None = None
+        """When the log's keys are asked for again; None: there is no reason to."""
+        self._key_failures = 0
+        self.on_keys: Callable[[KeyChain, int], None] = lambda keys, size: None
+        """Called with the log's keys, and the number of entries that they are all keys of. The daemon sets it."""
 
     def add_coordinator_head(self, note: bytes, restored_size: int = 0) -> None:
         """A head that the coordinator sent to this node, and where it says that the log was restored last."""
@@ -224,40 +167,99 @@ class HeadMonitor:
         self._head_to_cosign = note
         self._wakeup.set()
 
+    @property
+    def keys(self) -> KeyChain | None:
+        """Those of the log, as far as this node has followed them."""
+        return self._keys.chain
+
+    def request_keys(self) -> None:
+        """A key of the log may have been rotated: ask for the list soon."""
+        if self._key_due_ms is None:
+            self._key_due_ms = self._clock.monotonic_ms()
+            self._wakeup.set()
+
     async def run(self) -> None:
-        """Until it is cancelled."""
-        if self._log_key is None:
-            self._log_key = await self._fetch_log_key()
-        self.on_log_key(self._log_key)
-        self._load(self._log_key)
+        """Until it is cancelled. LocalError: the log's keys are not known yet."""
+        if self.keys is None:
+            self._accept_keys(await self._keys.fetch())
+        else:
+            self.on_keys(self.keys, 0)
+        self._load(self._get_keys())
         while True:
             await wait_until_set(self._wakeup, self._compute_wait_ms())
             self._wakeup.clear()
-            await self._step(self._log_key)
+            await self._step()
+
+    def _get_keys(self) -> KeyChain:
+        assert self.keys is not None, "a step comes after the keys are known"
+        return self.keys
 
     def _compute_wait_ms(self) -> int:
         """Until the next step, if no head comes before."""
         return min(STEP_MS, max(0, self._compare_due_ms - self._clock.monotonic_ms())) if self._peer_heads else STEP_MS
 
-    async def _step(self, log_key: VerifierKey) -> None:
+    async def _step(self) -> None:
         if self._coordinator_head is not None:
             (note, shown_ms), self._coordinator_head = self._coordinator_head, None
-            await self._verify_and_save(note, log_key, shown_ms=shown_ms, is_newest=True)
+            await self._verify_and_save(note, shown_ms=shown_ms, is_newest=True)
+        if self._key_due_ms is not None and self._clock.monotonic_ms() >= self._key_due_ms:
+            await self._follow_keys()
         # Never behind a pause: a cosignature that comes after its round is published does not count.
         if self._head_to_cosign is not None:
             note, self._head_to_cosign = self._head_to_cosign, None
-            await self._cosign(note, log_key)
+            await self._cosign(note)
         if self._peer_heads and self._clock.monotonic_ms() >= self._compare_due_ms:
             note, tries = self._peer_heads.popleft()
-            await self._check_peer_head(note, tries, log_key)
+            await self._check_peer_head(note, tries)
             self._compare_due_ms = self._clock.monotonic_ms() + COMPARE_INTERVAL_MS
         await self._publish_latest()
 
+    # --- Keys -------------------------------------------------------------------------------------------------------
+
+    async def _follow_keys(self) -> None:
+        """Take the coordinator's list of keys, if it continues ours and its head continues our history."""
+        try:
+            fetched = await self._keys.fetch()
+            shown = SignedHead(fetched.head, fetched.note)
+            if self.latest is not None and not await self._is_continued(self.latest, shown, is_newest=True):
+                raise RemoteError("tree_head", "of the rotation does not continue the history of this node")
+        except (LocalError, RemoteError) as error:
+            log.warning("cannot follow the log's keys: %s", error)
+            self._key_failures += 1
+            self._key_due_ms = self._clock.monotonic_ms() + KEY_PAUSE_MS
+            if self._key_failures >= KEY_TRIES_MAX:
+                self._key_due_ms, self._key_failures = None, 0
+                self.on_keys(self._get_keys(), LOG_ENTRIES_MAX)
+            return
+        self._key_due_ms, self._key_failures = None, 0
+        self._accept_keys(fetched)
+
+    def _accept_keys(self, fetched: FetchedKeys) -> None:
+        self._keys.accept(fetched)
+        self._client.server_keys.set_chain(self._server.node, fetched.chain)
+        self.on_keys(fetched.chain, fetched.head.size)
+
+    def _explain_refused_head(self, note: bytes, error: RemoteError) -> None:
+        """A head that the log's key of its size did not sign: is it by a rotated key, or by one that is not known?"""
+        try:
+            entry = self._get_keys().find_rotated_signer(note)
+            size = TreeHead.parse(SignedNote.parse(note).text).size
+        except RemoteError:
+            return  # no tree head, or a bad signature
+        if entry is None:
+            self.request_keys()
+            return
+        name = f"rotated-key-{size}-{sha256(note).hexdigest()[:8]}.txt"
+        if name not in self.stolen_heads and len(self.stolen_heads) < FORKS_SHOWN_MAX:
+            log.error("A ROTATED KEY SIGNS HEADS: one of %d entries %s", size, error.problem)
+            write_atomic(self._folder / name, render_stolen_head(note, entry))
+            self.stolen_heads.append(name)
+
     # --- Our own ----------------------------------------------------------------------------------------------------
 
-    def _load(self, log_key: VerifierKey) -> None:
+    def _load(self, keys: KeyChain) -> None:
         try:
-            self.latest = SignedHead.open((self._folder / CHECKPOINT_PATH).read_bytes(), log_key)
+            self.latest = SignedHead.open((self._folder / CHECKPOINT_PATH).read_bytes(), keys)
             self.on_verified(self.latest.size)
         except FileNotFoundError:
             pass
@@ -274,14 +276,13 @@ class HeadMonitor:
         self.history = history
         write_atomic(self._folder / HISTORY_NAME, history.encode())
 
-    async def _verify_and_save(
-        self, note: bytes, log_key: VerifierKey, *, shown_ms: int, is_newest: bool
-    ) -> SignedHead | None:
+    async def _verify_and_save(self, note: bytes, *, shown_ms: int, is_newest: bool) -> SignedHead | None:
         """The head, if it belongs to the history that this node knows."""
         try:
-            shown = SignedHead.open(note, log_key)
+            shown = SignedHead.open(note, self._get_keys())
         except RemoteError as error:
             log.error("the coordinator sent a tree head that the log's key did not sign: %s", error)
+            self._explain_refused_head(note, error)
             return None
         if self.latest is not None and not await self._is_continued(self.latest, shown, is_newest=is_newest):
             self.unproven += 1
@@ -310,8 +311,8 @@ class HeadMonitor:
             self._record_fork(latest, shown, tiles)
         return False
 
-    async def _cosign(self, note: bytes, log_key: VerifierKey) -> None:
-        shown = await self._verify_and_save(note, log_key, shown_ms=self._clock.now_ms(), is_newest=False)
+    async def _cosign(self, note: bytes) -> None:
+        shown = await self._verify_and_save(note, shown_ms=self._clock.now_ms(), is_newest=False)
         if shown is None or not self.may_cosign():
             return
         time_s = self._clock.now_ms() // 1000
@@ -340,11 +341,15 @@ class HeadMonitor:
 
     # --- Those of others --------------------------------------------------------------------------------------------
 
-    async def _check_peer_head(self, note: bytes, tries: int, log_key: VerifierKey) -> None:
+    async def _check_peer_head(self, note: bytes, tries: int) -> None:
         try:
-            other = SignedHead.open(note, log_key)
-        except RemoteError:
-            return  # not signed by this log, so it says nothing about it
+            other = SignedHead.open(note, self._get_keys())
+        except RemoteError as error:
+            # Not signed by this log, so it says nothing about it. A rotation is learned from the coordinator's heads:
+            # any node can send notes by unknown keys.
+            if self._get_keys().is_by_rotated_key(note):
+                self._explain_refused_head(note, error)
+            return
         name = (other.size, other.head.root)
         if self.latest is None or name in self._checked:
             return
@@ -432,7 +437,7 @@ class HeadMonitor:
                 shown.head,
                 tiles.__getitem__,
                 network=self._network,
-                coordinator=self._server.node,
+                coordinator=self._get_keys().get_coordinator(size),
             )
         except (LocalError, RemoteError) as error:
             log.warning("the coordinator does not show that it restored its log: %s", error)
@@ -453,15 +458,3 @@ class HeadMonitor:
         except (LocalError, RemoteError) as error:
             log.info("cannot fetch a proof: %s", error)
             return None
-
-    async def _fetch_log_key(self) -> VerifierKey:
-        """From entry 0, which the coordinator has signed. LocalError: not available yet."""
-        note = await self._client.get(self._server, f"/log/{CHECKPOINT_PATH}", bytes_max=NOTE_BYTES_MAX)
-        if note is None:
-            raise LocalError("the coordinator has signed no tree head yet")
-        size = TreeHead.parse(SignedNote.parse(note).text).size
-        bundle = EntryBundle(0, min(size, TILE_HASHES))
-        leaves, _ = await self._source.fetch_entries(bundle)
-        key = read_log_key(leaves[0], network=self._network, coordinator=self._server.node)
-        log.info("the log's key is %s; compare it with the key that the operator publishes", key)
-        return key

@@ -32,6 +32,9 @@ def _forks(report: dict[str, Any]) -> Iterator[str]:
     if forks:
         names = ", ".join(forks)
         yield f"THE LOG HAS FORKED. Publish the evidence; it is in the folder heads: {names}"
+    if report["heads"]["stolen"]:
+        names = ", ".join(report["heads"]["stolen"])
+        yield f"a rotated log key still signs heads: it was stolen. The evidence is in the folder heads: {names}"
 
 
 def _accusations(report: dict[str, Any]) -> Iterator[str]:

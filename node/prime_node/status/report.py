@@ -355,6 +355,7 @@ def _describe_heads(daemon: Daemon) -> dict[str, Any]:
         "compared": monitor.compared,
         "unproven": monitor.unproven,
         "forks": list(monitor.forks),
+        "stolen": list(monitor.stolen_heads),
     }
 
 

@@ -17,9 +17,10 @@ from prime_protocol.constants import (
     PROTOCOL_VERSION,
 )
 from prime_protocol.errors import RemoteError
-from prime_protocol.ledger.replay import check_leaf_alone, read_leaf_version
+from prime_protocol.keys.chain import KeyChain
+from prime_protocol.ledger.replay import check_leaf_alone, open_leaf, read_leaf_version
 from prime_protocol.log.merkle import compute_leaf_hash, verify_inclusion
-from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, open_tree_head
+from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.wire.codec import Size
 from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId
@@ -71,21 +72,33 @@ class AccusationProof(StrEnum):
 
     CONVICTS = "convicts"
     """The leaf breaks a rule by itself, and the log's key has signed a head that contains it."""
+    UNKNOWN_AUTHOR = "unknown author"
+    """As CONVICTS, unless an entry that the receiver does not know has rotated the coordinator's key."""
     CLAIM = "claim"
     """The entry is in the log. Whether it breaks a rule depends on the entries before it, or on a clock."""
 
 
-def judge_accusation(
-    accusation: Accusation, *, log_key: VerifierKey, network: NetworkId, coordinator: NodeId
-) -> AccusationProof:
-    """RemoteError: the log's key did not sign the head, so the accusation is not about this log."""
-    open_tree_head(accusation.note, [log_key])
-    if not accusation.leaf:
+def judge_accusation(accusation: Accusation, keys: KeyChain, *, known_size: int) -> AccusationProof:
+    """RemoteError: the log's key did not sign the head, so the accusation is not about this log.
+
+    `keys` are all keys of the first `known_size` entries.
+    """
+    keys.open_head(accusation.note)
+    leaf, network = accusation.leaf, keys.network
+    if not leaf or _is_sound(leaf, network, keys.get_coordinator(accusation.index)):
         return AccusationProof.CLAIM
+    # A newer version may have entries that this one does not know.
+    if read_leaf_version(leaf) > PROTOCOL_VERSION:
+        return AccusationProof.CLAIM
+    if accusation.index >= known_size and _is_sound(leaf, network, None):
+        return AccusationProof.UNKNOWN_AUTHOR
+    return AccusationProof.CONVICTS
+
+
+def _is_sound(leaf: bytes, network: NetworkId, coordinator: NodeId | None) -> bool:
+    """Whether a leaf keeps every rule that it could break by itself. None: its author may be the coordinator."""
     try:
-        check_leaf_alone(accusation.leaf, network, coordinator=coordinator)
+        check_leaf_alone(leaf, network, coordinator=coordinator or open_leaf(leaf, network)[1].sender)
     except RemoteError:
-        # A newer version may have entries that this one does not know.
-        is_newer = read_leaf_version(accusation.leaf) > PROTOCOL_VERSION
-        return AccusationProof.CLAIM if is_newer else AccusationProof.CONVICTS
-    return AccusationProof.CLAIM
+        return False
+    return True

@@ -19,6 +19,7 @@ from prime_protocol.constants import (
     EVIDENCE_BETS,
     LEASE_SLOTS_MAX,
     LINEAGE_MAX,
+    LOG_KEY_CHARS_MAX,
     METRICS_MAX,
     QUORUM_MAX,
     READ_PROOF_BYTES,
@@ -29,6 +30,7 @@ from prime_protocol.constants import (
     SNAPSHOT_FORMAT_MAX,
 )
 from prime_protocol.errors import RemoteError
+from prime_protocol.keys.rotation import CoordinatorKeyRotated, LogKeyRotated
 from prime_protocol.ledger.entry_values import HeadCosignature, InspectedVerdict, Metric, check_metric_names
 from prime_protocol.ledger.entry_values import NodeStatus as NodeStatus
 from prime_protocol.ledger.entry_values import Role as Role
@@ -203,7 +205,7 @@ class LogRecord:
 class NetworkCreated:
     """Coordinator, entry 0: what this log is."""
 
-    log_key: Annotated[str, Size(1, 200)]
+    log_key: Annotated[str, Size(1, LOG_KEY_CHARS_MAX)]
     """Verifier key of the tree heads, in signed-note form."""
     chain_id: Uint
     contract: NodeId
@@ -585,4 +587,6 @@ Entry = (
     | FindingFiled
     | FindingUpheld
     | FindingDismissed
+    | LogKeyRotated
+    | CoordinatorKeyRotated
 )

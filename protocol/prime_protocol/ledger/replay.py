@@ -11,6 +11,8 @@ from typing import Any, get_args
 
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, SIGNATURE_BYTES
 from prime_protocol.errors import RemoteError
+from prime_protocol.keys.rotation import CoordinatorKeyRotated, LogKeyRotated
+from prime_protocol.keys.rules import rotate_coordinator_key, rotate_log_key
 from prime_protocol.ledger import accounts, audits, entries, findings, rewards, rounds, slashes, work
 from prime_protocol.ledger.entries import Entry, FindingDismissed, FindingFiled, FindingUpheld, LogRecord
 from prime_protocol.ledger.limits import apply_charge, compute_charge
@@ -88,6 +90,8 @@ ENTRY_RULES: dict[type, EntryRule] = {
     FindingFiled: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, findings.file_finding),
     FindingUpheld: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, findings.uphold_finding),
     FindingDismissed: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, findings.dismiss_finding),
+    LogKeyRotated: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, rotate_log_key),
+    CoordinatorKeyRotated: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, rotate_coordinator_key),
 }
 ENTRY_TYPES: dict[str, type] = {kind.__name__: kind for kind in ENTRY_RULES}
 assert set(ENTRY_RULES) == set(get_args(Entry)), "every entry has a rule"
@@ -237,6 +241,6 @@ def replay(network: NetworkId, leaves: Iterable[bytes], *, coordinator: NodeId |
             ledger.apply(leaf)
         except RemoteError as error:
             raise RemoteError(f"entry {index}: {error.field}", error.problem) from None
-        if coordinator not in (None, ledger.state.coordinator):
+        if index == 0 and coordinator not in (None, ledger.state.coordinator):
             raise RemoteError("entry 0: Payload.sender", f"is {ledger.state.coordinator}, expected {coordinator}")
     return ledger

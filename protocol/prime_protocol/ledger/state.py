@@ -10,6 +10,7 @@ from typing import Any
 
 from prime_protocol.constants import CANDIDATE_SPANS_KEPT, DIGEST_BYTES
 from prime_protocol.errors import RemoteError
+from prime_protocol.keys.rotation import KeyRotation
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.funds import Funds, StakeKey
 from prime_protocol.ledger.randomness import draw_witnesses
@@ -433,6 +434,8 @@ class LedgerState:
     coordinator: NodeId | None = None
     domain: Domain = EMBEDDED_DOMAIN
     log_key: str = ""
+    key_rotations: list[KeyRotation] = field(default_factory=list)
+    """Of the log's and the coordinator's key, oldest first: at most KEY_ROTATIONS_MAX."""
     unbonding_ms: int = 0
     randomness: RandomnessChain = QUICKNET
     draw_margin_ms: int = 0

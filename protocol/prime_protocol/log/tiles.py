@@ -29,6 +29,8 @@ from prime_protocol.wire.ids import Digest
 
 CHECKPOINT_PATH = "checkpoint"
 """Where the signed tree head is, beside the `tile` folder."""
+KEYS_PATH = "keys"
+"""Where the entries are that name the log's keys: see keys/chain.py."""
 
 LENGTH_BYTES = 2
 TILE_PATH = re.compile(r"tile/(entries|[0-9])/((?:x[0-9]{3}/){0,5}[0-9]{3})(?:\.p/([1-9][0-9]{0,2}))?")

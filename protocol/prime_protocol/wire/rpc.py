@@ -109,6 +109,14 @@ def seal_reply(
     )
 
 
+class UnexpectedServer(RemoteError):
+    """A reply is valid, but by another key than the server's. The client asks whether the server's key was rotated."""
+
+    def __init__(self, signer: NodeId, server: NodeId) -> None:
+        super().__init__("Payload.sender", f"is {signer}, expected the server {server}")
+        self.signer = signer
+
+
 def open_reply(frame: bytes, *, kind: str, request: Digest, server: NodeId, network: NetworkId) -> bytes:
     """The body of a reply by this server to this request, or RemoteError.
 
@@ -116,11 +124,11 @@ def open_reply(frame: bytes, *, kind: str, request: Digest, server: NodeId, netw
     wrong must still be able to read that it is wrong.
     """
     payload = open_envelope(frame, network=network).payload
-    if payload.sender != server:
-        raise RemoteError("Payload.sender", f"is {payload.sender}, expected the server {server}")
     if payload.kind != kind:
         raise RemoteError("Payload.kind", f"is {payload.kind}, expected {kind}")
     reply = decode(ReplyBody, payload.body)
     if reply.request != request:
         raise RemoteError("ReplyBody.request", "names another request")
+    if payload.sender != server:
+        raise UnexpectedServer(payload.sender, server)
     return reply.body

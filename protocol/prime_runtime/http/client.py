@@ -19,16 +19,27 @@ from typing import Any, Generic, TypeVar
 import aiohttp
 from yarl import URL
 
+from prime_protocol.constants import KEY_FILE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.log.tiles import KEYS_PATH
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import seal_envelope
-from prime_protocol.wire.ids import Digest, NetworkId, RunId
-from prime_protocol.wire.rpc import REFUSAL_SUFFIX, REPLY_SUFFIX, Endpoint, Refusal, RefusalCode, open_reply
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_protocol.wire.rpc import (
+    REFUSAL_SUFFIX,
+    REPLY_SUFFIX,
+    Endpoint,
+    Refusal,
+    RefusalCode,
+    UnexpectedServer,
+    open_reply,
+)
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.formatting import format_time
 from prime_runtime.http.config import CLIENT_IDLE_MS, ClientLimits, ServerAddress
 from prime_runtime.http.messages import ENVELOPE_HEADER, ENVELOPE_TYPE, EXPIRED_HEADER, REFUSAL_TYPE, parse_expiry
+from prime_runtime.http.server_keys import ServerKeys
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.objects.store import make_checksum_header
 
@@ -151,6 +162,7 @@ class HttpClient:
         self._rng = rng
         self._limits = limits
         self._sequence = sequence or SequenceCounter.shared()
+        self.server_keys = ServerKeys(network, clock)
 
     async def call(
         self,
@@ -171,7 +183,13 @@ class HttpClient:
         body = encode(message)
         for attempt in range(1, limits.attempts_max + 1):
             left_ms = end_ms - self._clock.monotonic_ms()
-            outcome = await self._attempt(server, endpoint, body, run, left_ms, file)
+            try:
+                outcome = await self._attempt(server, endpoint, body, run, left_ms, file)
+            except UnexpectedServer as error:
+                if not await self._follow_keys(server, error.signer):
+                    raise
+                problem = f"the key of {server.url} was rotated; it may have carried out the request"
+                outcome = FailedAttempt(Unreachable(problem), endpoint.is_idempotent)
             if isinstance(outcome, SignedReply):
                 return outcome
             wait_ms = self._compute_wait_ms(outcome, attempt)
@@ -246,7 +264,13 @@ class HttpClient:
 
     def _open(self, server: ServerAddress, kind: str, frame: bytes, raw: bytes) -> bytes:
         request = Digest(sha256(frame).digest())
-        return open_reply(raw, kind=kind, request=request, server=server.node, network=self._network)
+        key = self.server_keys.get_key(server.node)
+        return open_reply(raw, kind=kind, request=request, server=key, network=self._network)
+
+    async def _follow_keys(self, server: ServerAddress, signer: NodeId) -> bool:
+        return await self.server_keys.follow(
+            server.node, signer, lambda: self.get(server, f"/log/{KEYS_PATH}", bytes_max=KEY_FILE_BYTES_MAX)
+        )
 
     async def get(
         self,

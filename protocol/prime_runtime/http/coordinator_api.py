@@ -86,6 +86,14 @@ class JsonClient:
             raise LocalError(f"{self._url} refuses the request: {problem}")
         raise NotReady(f"{self._url} cannot answer now: {problem}")
 
+    async def get_file(self, path: str, bytes_max: int) -> bytes | None:
+        """A public file, not verified; None if there is none."""
+        try:
+            async with self._session.get(URL(self._url + path), allow_redirects=False, ssl=self._tls) as response:
+                return await read_response(response, path, bytes_max) if response.status == 200 else None
+        except (aiohttp.ClientError, OSError) as error:
+            raise explain_transport_error(self._url, error, is_idempotent=True).error from None
+
     async def wait_for_index(self) -> None:
         """Wait until the pages show everything that is in the log now, for a limited time."""
         loop = asyncio.get_running_loop()

@@ -8,15 +8,18 @@ import pytest
 from prime_coordinator.log import verify
 from prime_coordinator.log.summary import describe_log
 from prime_coordinator.log.verify import VerifyOptions, verify_log
+from prime_explorer.index.follower import LogFollower
+from prime_explorer.index.store import IndexWriter
 from prime_protocol.constants import TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Role, SnapshotNoted
 from prime_protocol.ledger.snapshot import compute_snapshot_digest, encode_snapshot
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from prime_runtime.log_files import snapshot_path
-from support.ledger_network import NETWORK, World, digest
+from support.ledger_network import NETWORK, World, digest, verifier
 from support.log_store import LOG_KEY, make_world
 from support.mirrors import write_mirror
+from support.rotated_log import RotatedLog
 
 SIZE, SNAPSHOT_AT = 600, 300
 
@@ -154,3 +157,29 @@ def test_superseded_partial_files_are_checked(mirror: Path, name: str) -> None:
     part.write_bytes(bytes(len(part.read_bytes())))
     with pytest.raises(RemoteError, match="is not the beginning of the full file"):
         verify_log(mirror)
+
+
+@pytest.mark.parametrize("is_folded", [False, True], ids=["from the start", "after heads of the old key"])
+def test_a_head_of_a_rotated_key_is_refused_by_log_verify_and_by_the_explorer(tmp_path: Path, is_folded: bool) -> None:
+    log, mirror = RotatedLog.begun(3), tmp_path / "mirror"
+    index = IndexWriter.open(tmp_path / "index.db", "test")
+    follower = LogFollower(mirror, index, snapshot=tmp_path / "state", key=verifier("first"))
+    if is_folded:
+        write_mirror(mirror, log.leaves, log.head())
+        follower.advance(0)
+    log.rotate_log_key("second")
+    log.rotate_coordinator("next")
+    log.grow(2)
+    write_mirror(mirror, log.leaves, log.head(7, "first"))
+    with pytest.raises(RemoteError, match="is by the key that was rotated at entry 3"):
+        verify_log(mirror)
+    with pytest.raises(RemoteError, match="is by the key that was rotated at entry 3"):
+        follower.advance(0)
+    write_mirror(mirror, log.leaves, log.head())
+    verified = verify_log(mirror, VerifyOptions(key=verifier("first"), remembered=log.head(3, "first")))
+    assert verified.keys == log.chain
+    assert any("entry 3 rotated the log key" in line for line in describe_log(verified))
+    assert follower.advance(0)
+    follower.close()
+    with pytest.raises(RemoteError, match="rotated at entry 3"):
+        verify_log(mirror, VerifyOptions(remembered=log.head(5, "first")))

@@ -1,19 +1,22 @@
 """Accusations are kept, stop the work until they are acknowledged, and a claim of others is shown as what it is."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from prime_node.log.accusations import KEPT_MAX, SUFFIX, AccusationKeeper, read_accusations
 from prime_node.log.replay import Finding, make_accusation
+from prime_protocol.constants import LOG_ENTRIES_MAX
 from prime_protocol.gossip.accusation import Accusation, BrokenRule
 from prime_protocol.gossip.messages import ReceivedGossip
+from prime_protocol.keys.chain import CoordinatorPeriod
 from prime_protocol.ledger import entries as e
 from prime_protocol.log.merkle import compute_leaf_hash
 from prime_protocol.log.tree_head import VerifierKey
 from prime_runtime.clock import SystemClock
 from support.gossip_examples import NETWORK, RUN, key_of, said
 from support.ledger_network import World
-from support.served_log import VKEY, ServedLog
+from support.served_log import VKEY, ServedLog, make_keys
 
 WORLD = World.started()
 ALONE = WORLD.seal("ann", e.HeadNoted(root=WORLD.state.frontier.root()))
@@ -34,6 +37,7 @@ class Kept:
     def __init__(self, folder: Path, log_key: VerifierKey = VKEY, *, name: str = "me") -> None:
         self.published: list[Accusation] = []
         self.reasons: list[str] = []
+        self.key_requests: list[int] = []
 
         async def publish(accusation: Accusation) -> None:
             self.published.append(accusation)
@@ -44,12 +48,13 @@ class Kept:
             key_of(name),
             network=NETWORK,
             run=RUN,
-            coordinator=WORLD.id("coordinator"),
+            request_keys=lambda: self.key_requests.append(1),
             publish=publish,
             clock=SystemClock(),
         )
         self.keeper.on_change = self.reasons.append
-        self.keeper.set_log_key(log_key)
+        self.keys = make_keys(WORLD.id("coordinator"), log_key)
+        self.keeper.set_keys(self.keys, LOG_ENTRIES_MAX)
 
 
 class StopPublishing(Exception):
@@ -156,8 +161,21 @@ async def test_only_own_accusations_are_repeated(tmp_path: Path) -> None:
     assert kept.published == [accuse(BY_STATE)]
 
 
+def test_an_entry_by_an_unknown_author_waits_until_the_keys_of_the_log_are_asked_for(tmp_path: Path) -> None:
+    """Else a message right after a rotation would stop every node that has not heard of it."""
+    for successor, is_stopped in ((WORLD.id("ann"), False), (WORLD.id("next"), True)):
+        kept = Kept(tmp_path / str(successor))
+        kept.keeper.set_keys(kept.keys, len(WORLD.leaves))
+        kept.keeper.add_received(heard(accuse(ALONE)))
+        assert (kept.keeper.is_stopped, len(kept.key_requests)) == (False, 1)
+        assert len(kept.keeper.list_claims(None)) == 1
+        rotated = replace(kept.keys, coordinators=(*kept.keys.coordinators, CoordinatorPeriod(1, successor)))
+        kept.keeper.set_keys(rotated, LOG_ENTRIES_MAX)
+        assert kept.keeper.is_stopped is is_stopped
+
+
 def test_before_the_key_of_the_log_is_known_nothing_is_judged(tmp_path: Path) -> None:
-    given: dict[str, Any] = {"network": NETWORK, "run": RUN, "coordinator": WORLD.id("coordinator")}
+    given: dict[str, Any] = {"network": NETWORK, "run": RUN, "request_keys": lambda: None}
 
     async def publish(accusation: Accusation) -> None:
         raise AssertionError("there is nothing to publish")

@@ -12,8 +12,8 @@ from prime_node.log.accusations import AccusationKeeper
 from prime_node.log.ledger_follower import LedgerFollower
 from prime_node.log.log_sources import LogSource
 from prime_node.log.replay import HeadSighting
-from prime_node.log.tree_heads import SignedHead
-from prime_protocol.constants import LIVE_CLOCK_MS_MAX
+from prime_node.log.signed_heads import SignedHead
+from prime_protocol.constants import LIVE_CLOCK_MS_MAX, LOG_ENTRIES_MAX
 from prime_protocol.errors import LocalError
 from prime_protocol.gossip.accusation import Accusation, BrokenRule
 from prime_protocol.ledger.state import LedgerState
@@ -21,7 +21,7 @@ from prime_runtime.clock import SystemClock
 from prime_runtime.http.config import ServerAddress
 from support.gossip_examples import key_of
 from support.ledger_network import NETWORK, RUN, World
-from support.served_log import VKEY, ServedLog
+from support.served_log import ServedLog, make_keys
 
 FAST = ReplayConfig(cpu_percent=100, bytes_per_s=10**9, niceness=0)
 
@@ -68,11 +68,12 @@ class Following:
             key_of("me"),
             network=NETWORK,
             run=RUN,
-            coordinator=coordinator,
+            request_keys=lambda: None,
             publish=publish,
             clock=SystemClock(),
         )
-        self.keeper.set_log_key(VKEY)
+        keys = make_keys(coordinator)
+        self.keeper.set_keys(keys, LOG_ENTRIES_MAX)
         sources = [
             LogSource(log, ServerAddress(f"http://source-{number}", coordinator), "/log")  # type: ignore[arg-type]
             for number, log in enumerate(logs)
@@ -81,7 +82,7 @@ class Following:
             sources,
             FAST,
             network=NETWORK,
-            coordinator=coordinator,
+            get_keys=lambda: keys,
             snapshot=folder / "replay" / "state",
             get_head=lambda: self.head,
             accusations=self.keeper,

@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from prime_node.log.restores import HeadHistory, Restore, open_restore
-from prime_node.log.tree_heads import LossNoticed
+from prime_node.log.restores import HeadHistory, LossNoticed, Restore, open_restore
 from prime_protocol.constants import RESTORE_INTERVAL_MS, RESTORE_LOSS_MS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.messages import HeadSeen

@@ -8,7 +8,7 @@ import pytest
 
 from prime_node.agent.events import Event, PendingEntry, SlashReported, StakeMissing
 from prime_node.log import public_api as public_log
-from prime_node.log.restores import Restore
+from prime_node.log.restores import LossNoticed, Restore
 from prime_node.log.submission_tracker import (
     FOLLOW_MS,
     LATE_MS,
@@ -16,7 +16,6 @@ from prime_node.log.submission_tracker import (
     SubmissionTracker,
     compute_missing_stake,
 )
-from prime_node.log.tree_heads import LossNoticed
 from prime_node.storage.journal import JobRecord, JobState, Journal
 from prime_node.storage.saved_state import UploadSpool
 from prime_protocol.constants import LEASE_MS_MAX

@@ -8,14 +8,8 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from prime_node.log.log_sources import LogSource
-from prime_node.log.tree_heads import (
-    HeadMonitor,
-    HeadRelation,
-    compare_sizes,
-    compare_with_tiles,
-    list_proof_tiles,
-    read_log_key,
-)
+from prime_node.log.signed_heads import HeadRelation, compare_sizes, compare_with_tiles, list_proof_tiles
+from prime_node.log.tree_heads import HeadMonitor
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.messages import HeadSeen
 from prime_protocol.ledger.entries import LogRecord, NetworkCreated
@@ -93,13 +87,12 @@ async def test_a_partial_tile_or_bundle_that_was_dropped_is_cut_from_the_full_on
         await source.fetch_entries(EntryBundle(9, 7))
 
 
-def test_the_logs_key_is_taken_only_from_a_first_entry_that_the_coordinator_signed() -> None:
-    coordinator = key_of("coordinator").node
-    assert read_log_key(entry_zero(), network=NETWORK, coordinator=coordinator) == VKEY
-    with pytest.raises(RemoteError, match="the coordinator is"):
-        read_log_key(entry_zero("stranger"), network=NETWORK, coordinator=coordinator)
-    with pytest.raises(RemoteError, match="the first entry is"):
-        read_log_key(entry_zero(kind="Deposited"), network=NETWORK, coordinator=coordinator)
+async def test_the_logs_key_is_taken_only_from_a_first_entry_that_the_coordinator_signed(tmp_path: Path) -> None:
+    wrong = {"are of a log of": entry_zero("stranger"), "must be NetworkCreated": entry_zero(kind="Deposited")}
+    for problem, leaf in wrong.items():
+        keeper = Keeper(tmp_path, ServedLog([leaf]))
+        with pytest.raises(RemoteError, match=problem):
+            await keeper.monitor.run()
 
 
 class Keeper:

@@ -8,6 +8,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.accusation import Accusation, AccusationProof, BrokenRule, judge_accusation
+from prime_protocol.keys.chain import CoordinatorPeriod, KeyChain, LogKeyPeriod
 from prime_protocol.ledger import entries as e
 from prime_protocol.log.merkle import MerkleTree, build_inclusion_proof, compute_leaf_hash
 from prime_protocol.log.tree_head import TreeHead, VerifierKey, sign_tree_head
@@ -37,8 +38,9 @@ def accuse(leaf: bytes, *, sends_leaf: bool = True) -> Accusation:
     )
 
 
-def judge(accusation: Accusation, log_key: VerifierKey = VKEY) -> AccusationProof:
-    return judge_accusation(accusation, log_key=log_key, network=NETWORK, coordinator=COORDINATOR)
+def judge(accusation: Accusation, log_key: VerifierKey = VKEY, known_size: int = 10**6) -> AccusationProof:
+    keys = KeyChain(NETWORK, (LogKeyPeriod(0, log_key),), (CoordinatorPeriod(0, COORDINATOR),))
+    return judge_accusation(accusation, keys, known_size=known_size)
 
 
 def late(leaf: bytes) -> bytes:
@@ -61,6 +63,16 @@ BROKEN_ALONE = {
 @pytest.mark.parametrize("name", BROKEN_ALONE)
 def test_a_leaf_that_breaks_a_rule_by_itself_convicts(name: str) -> None:
     assert judge(accuse(BROKEN_ALONE[name])) is AccusationProof.CONVICTS
+
+
+def test_a_wrong_author_convicts_only_where_all_keys_of_the_log_are_known() -> None:
+    """The entry may be honest, and its author the coordinator's key after a rotation that the receiver missed."""
+    index = len(WORLD.leaves)
+    for name, leaf in BROKEN_ALONE.items():
+        is_author = name == "not the coordinator"
+        expected = AccusationProof.UNKNOWN_AUTHOR if is_author else AccusationProof.CONVICTS
+        assert judge(accuse(leaf), known_size=index) is expected
+        assert judge(accuse(leaf), known_size=index + 1) is AccusationProof.CONVICTS
 
 
 def test_where_the_state_decides_or_the_leaf_is_not_sent_it_is_a_claim() -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from prime_protocol.constants import CLOCK_SKEW_MS_MAX, LOG_ENTRY_BYTES_MAX, READ_PROOF_BYTES, REGISTRATION_MS
 from prime_protocol.errors import RemoteError
+from prime_protocol.keys.rotation import CoordinatorKeyRotated, LogKeyRotated
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import (
     FindingDismissed,
@@ -24,6 +25,7 @@ from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId, Slot, Step
+from prime_protocol.wire.signing import Signature
 from support.ledger_network import MINUTE_MS, NETWORK, RANDOMNESS, RUN, START_MS, World, digest, make_settled
 
 NODE = NodeId(b"n" * 20)
@@ -86,6 +88,8 @@ def examples(world: World) -> dict[type, Any]:
         FindingFiled(submission=NAME, evidence=NAME, reason=""),
         FindingUpheld(submission=NAME),
         FindingDismissed(submission=NAME),
+        LogKeyRotated(index=1, log_key="key", old_signature=bytes(64), new_signature=bytes(64)),
+        CoordinatorKeyRotated(index=1, coordinator=NODE, signature=Signature(bytes(65))),
     ]
     return {type(entry): entry for entry in found}
 
