@@ -28,6 +28,7 @@ from prime_lab.attacks.judgement_attacks import (
     judge_found,
     judge_late_candidates,
     judge_left_owners,
+    judge_suspended_candidates,
 )
 from prime_lab.attacks.ledger_attacks import (
     LEDGER_SCENARIOS,
@@ -108,6 +109,7 @@ def test_every_judge_is_tried() -> None:
         judge_persecutors,
         judge_refused,
         judge_silent,
+        judge_suspended_candidates,
         judge_swappers,
         judge_two_keys,
         judge_unread,
@@ -205,9 +207,7 @@ def test_a_leak_needs_a_swap_between_draw_and_outcome_and_is_a_miss_where_it_hel
     assert judge_leaks(scene) is None
     scene.world.attempts[:] = tries
     helped = next(each for each in tries if scene.history.submissions[each.submission].outcome is Finding.FRAUDULENT)
-    line = scene.history.submissions[helped.submission].settled[-1]
-    accepted = replace(line, entry=replace(line.entry, outcome=Finding.ACCEPT))
-    scene.history.submissions[helped.submission].settled[-1] = accepted
+    scene.history.submissions[helped.submission].outcome = Finding.ACCEPT
     assert judged("leaks-draws", scene).verdict is None
 
 
@@ -299,7 +299,7 @@ def test_a_process_that_is_left_behind_is_found(tmp_path: Path) -> None:
 
 
 def test_a_draw_that_was_ground_suits_the_coordinator_and_every_replay_refuses_it() -> None:
-    _, scene = simulate_world(SimulationPlan(seed=2, nodes=24, steps=5, malicious=0.0))
+    _, scene = simulate_world(SimulationPlan(seed=1, nodes=24, steps=5, malicious=0.0))
     host = scene.world.host
     operator = make_operator(host)
     place = find_grinding_position(operator, list(host.disk))
