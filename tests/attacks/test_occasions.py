@@ -310,7 +310,7 @@ def test_a_draw_that_was_ground_suits_the_coordinator_and_every_replay_refuses_i
     with pytest.raises(RemoteError, match=r"cosignatures\[0\]: of 0x\w+: is no valid signature"):
         replay(NETWORK, found.leaves, coordinator=host.key.node)
     assert found.leaves[: place.head - 1] == place.leaves[: place.head - 1]
-    assert [outcome.verdict for _, outcome in attack_draws()] == 2 * [AttackVerdict.PROVEN]
+    assert [outcome.verdict for _, outcome in attack_draws()] == 3 * [AttackVerdict.PROVEN]
 
 
 def test_a_draw_cannot_be_ground_away_where_everybody_is_on_probation(honest: FinishedWorld) -> None:
