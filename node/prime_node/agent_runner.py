@@ -45,7 +45,7 @@ from prime_node.storage.saved_state import SavedStateFile, UploadSpool
 from prime_node.swarm import Swarm
 from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.errors import LocalError
-from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted
+from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted, RulesChanged
 from prime_protocol.log.tree_head import derive_witness_key
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import (
@@ -76,6 +76,8 @@ class WorkStatus:
     """When the run starts to require a newer protocol version; 0 where nothing is planned."""
     is_outdated: bool = False
     """The run already requires a newer protocol version."""
+    rules_change: RulesChanged | None = None
+    """Other rules of the log, announced and not in force yet."""
     idle_reason: str = ""
     """Why the last lease request brought no lease."""
     leases_done: int = 0
@@ -87,9 +89,10 @@ class WorkStatus:
 
     def record_reply(self, send: Send, event: Event) -> None:
         match send.message, event:
-            case Heartbeat(), ReplyReceived(reply=HeartbeatReply(upgrade_by_ms=by_ms, version_min=version_min)):
-                self.upgrade_by_ms, self.heartbeat_refusal = by_ms, None
-                self.is_outdated = version_min > PROTOCOL_VERSION
+            case Heartbeat(), ReplyReceived(reply=HeartbeatReply() as reply):
+                self.upgrade_by_ms, self.heartbeat_refusal = reply.upgrade_by_ms, None
+                self.is_outdated = reply.version_min > PROTOCOL_VERSION
+                self.rules_change = reply.rules_change
             case Heartbeat(), SendRefused(refusal=refusal):
                 self.heartbeat_refusal = refusal
             case LeaseRequest(), ReplyReceived(reply=LeaseReply(lease=lease, reason=reason)):

@@ -12,11 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from prime_protocol.constants import RULES_NOTICE_MS
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.ledger.rewards import compute_refund_nano
 from prime_protocol.ledger.terms import SlashDestination
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
+from prime_protocol.wire.ids import Step
 from support.ledger_network import BOND, DAY_MS, NETWORK, ON_CHAIN, PENALTY, RUN, SLASH, TERMS, TOKEN, World, digest
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "ledger.json"
@@ -25,8 +28,8 @@ ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULEN
 
 def tell() -> World:
     """An honest step, a failed lease, a slashed cheater, an upheld appeal, an invalid file, two disputes, two findings,
-    a file that is not audited, and the end."""
-    world = World.started(validator_slash_nano=PENALTY, stake_min_nano=SLASH)
+    a file that is not audited, other rules, and the end."""
+    world = World.started(rules=1, validator_slash_nano=PENALTY, stake_min_nano=SLASH)
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0, 2)
     world.write("ann", e.LeaseEnded(lease=world.lease("ann", 2), reason="out of memory"))
@@ -71,12 +74,13 @@ def tell() -> World:
     world.coordinate(e.NodeStatusSet(node=world.id("bob"), status=NodeStatus.BANNED, reason="cheated"))
     world.settled("key", ACCEPT)
     tell_findings(world)
+    tell_rules(world)
     world.coordinate(e.RunUpdated(terms=replace(world.run.terms, audit_probation=0)))
     world.publish()
     world.not_drawn("key")
     world.set_run(RunStatus.CLOSED)
     world.pay_out(1)
-    world.pay_out(2)
+    world.pay_out(3)
     world.write("sponsor", e.PoolReturned(amount_nano=world.state.funds.pools[RUN]))
     world.write("owner", e.DelegationRevoked(node=world.id("key")))
     world.write("owner", e.Unbonded(node=world.id("key"), amount_nano=BOND))
@@ -97,6 +101,19 @@ def tell_findings(world: World) -> None:
     world.propose(forged)
     world.wait(TERMS.appeal_ms)
     world.execute(forged)
+
+
+def tell_rules(world: World) -> None:
+    """The rules change, and a list of submissions comes in two parts."""
+    world.announce_rules(2)
+    world.wait(RULES_NOTICE_MS)
+    names = [world.settled("key", ACCEPT, slot) for slot in (5, 6)]
+    (first, second), step = sorted(names), Step(world.run.latest + 1)
+    world.write("trainer", e.SubmissionsListed(step=step, first=0, submissions=(first,)))
+    root, manifest = digest(f"weights {step}"), digest(f"manifest {step}")
+    _, whole = make_checkpoint_entries(names, step=step, root=root, manifest=manifest)
+    world.write("trainer", replace(whole, trained_on=(second,)))
+    world.note_head()
 
 
 def tell_on_chain() -> World:

@@ -9,7 +9,7 @@ import pytest
 
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import LogRecord
-from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger, replay
+from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger, decode_entry, replay
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest
@@ -35,7 +35,7 @@ class Watch:
 
     def read(self, leaf: bytes) -> None:
         letter = open_envelope(decode(LogRecord, leaf).frame, network=NETWORK).payload
-        entry = decode(ENTRY_TYPES[letter.kind], letter.body)
+        entry = decode_entry(letter)
         self.kinds[letter.kind] += 1
         self.ledger.apply(leaf)
         match entry:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from hashlib import sha256
 from typing import Any
 
+from prime_protocol.constants import PROTOCOL_VERSION, RULES_NOTICE_MS
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, tally_outcome
@@ -23,6 +24,8 @@ from prime_protocol.ledger.rewards import compute_submission_units, find_uncredi
 from prime_protocol.ledger.slashes import compute_penalty_nano
 from prime_protocol.ledger.state import LedgerState, RunState, SubmissionState
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
+from prime_protocol.ledger.versions.upgrades import choose_version, encode_form
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, derive_witness_key, encode_cosigned_message
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.envelope import seal_envelope
@@ -131,6 +134,8 @@ class World:
         self.keys: dict[str, WalletKey] = {}
         self.names: dict[NodeId, str] = {}
         self.sequences: Counter[str] = Counter()
+        self.log_key = "key"
+        """Of the tree heads, as the first entry names it."""
         self.run_name = RUN
         """The run that everything here is about, unless it is said otherwise."""
         self.runs_served: tuple[RunId, ...] = (RUN,)
@@ -141,6 +146,7 @@ class World:
         twin = World()
         twin.ledger.state = deepcopy(self.state)
         twin.leaves, twin.now_ms = list(self.leaves), self.now_ms
+        twin.log_key = self.log_key
         twin.keys, twin.names, twin.sequences = self.keys, self.names, Counter(self.sequences)
         return twin
 
@@ -151,20 +157,26 @@ class World:
         workers: Sequence[str] = ("ann", "bob"),
         validators: int = 9,
         domain: Domain = EMBEDDED_DOMAIN,
+        rules: int = PROTOCOL_VERSION,
         **terms: Any,
     ) -> "World":
         """A funded run with staked workers and validators and its first checkpoint, ready to lease."""
-        plan = repr((workers, validators, domain, sorted(terms.items())))
+        plan = repr((workers, validators, domain, rules, sorted(terms.items())))
         if plan not in STARTED:
-            STARTED[plan] = cls._start(workers, validators, terms, domain)
+            STARTED[plan] = cls._start(workers, validators, terms, domain, rules)
         return STARTED[plan].fork()
 
     @classmethod
     def _start(
-        cls, workers: Sequence[str], validators: int, terms: dict[str, Any], domain: Domain = EMBEDDED_DOMAIN
+        cls,
+        workers: Sequence[str],
+        validators: int,
+        terms: dict[str, Any],
+        domain: Domain = EMBEDDED_DOMAIN,
+        rules: int = PROTOCOL_VERSION,
     ) -> "World":
         world = cls()
-        world.create_network(domain=domain)
+        world.create_network(domain=domain, rules=rules)
         for name in workers:
             world.join(name, Role.WORKER)
         for name in VALIDATORS[:validators]:
@@ -229,9 +241,12 @@ class World:
         self.sequences[author] += 1
         if run == "as the rule says":
             run = self.run_name if ENTRY_RULES[type(entry)].scope is EntryScope.RUN else None
+        rules = self.state.rules.get_version(self.now_ms) if self.state.size else PROTOCOL_VERSION
+        version = choose_version(type(entry), rules)
         honest: dict[str, Any] = {
+            "version": version,
             "kind": type(entry).__name__,
-            "body": encode(entry),
+            "body": encode_form(entry, letter.get("version", version)),
             "network": NETWORK,
             "run": run,
             "sequence": self.sequences[author],
@@ -252,9 +267,14 @@ class World:
 
     # --- The network ------------------------------------------------------------------------------------------------
 
-    def create_network(self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED_DOMAIN) -> None:
-        at = {"chain_id": domain.chain_id, "contract": domain.contract}
-        self.coordinate(e.NetworkCreated(log_key="key", **at, unbonding_ms=unbonding_ms, **RANDOMNESS))
+    def create_network(
+        self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED_DOMAIN, rules: int = PROTOCOL_VERSION
+    ) -> None:
+        facts = {"chain_id": domain.chain_id, "contract": domain.contract, "rules": rules, "log_key": self.log_key}
+        self.coordinate(e.NetworkCreated(**facts, unbonding_ms=unbonding_ms, **RANDOMNESS))
+
+    def announce_rules(self, rules: int, wait_ms: int = RULES_NOTICE_MS) -> None:
+        self.coordinate(e.RulesChanged(rules=rules, from_ms=self.now_ms + wait_ms, release=f"0.{rules}.0"))
 
     def deposit(self, name: str, amount_nano: int, run: RunId | None = None) -> None:
         self.take_in(self.id(name), amount_nano, run)
@@ -325,7 +345,9 @@ class World:
         """The next checkpoint, and a head for its beacon."""
         step = Step(self.run.latest + 1)
         root, manifest = digest(f"weights {step}"), digest(f"manifest {step}")
-        self.write("trainer", e.CheckpointPublished(step=step, root=root, manifest=manifest, trained_on=trained_on))
+        parts, checkpoint = make_checkpoint_entries(trained_on, step=step, root=root, manifest=manifest)
+        for entry in (*parts, checkpoint):
+            self.write("trainer", entry)
         self.note_head()
 
     def measure(self, step: int, **metrics: float) -> None:

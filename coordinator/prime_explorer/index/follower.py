@@ -8,6 +8,7 @@ URL, file by file.
 """
 
 import argparse
+import json
 import logging
 import os
 import sys
@@ -16,6 +17,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from itertools import chain, islice
 from pathlib import Path
 
@@ -35,6 +37,7 @@ from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import NetworkCreated
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.replay import Ledger
+from prime_protocol.ledger.versions.plan import UnknownRules
 from prime_protocol.log.merkle import Frontier, MerkleTree, compute_leaf_hash, compute_root
 from prime_protocol.log.tiles import (
     CHECKPOINT_PATH,
@@ -238,6 +241,7 @@ class LogFollower:
             randomness=state.randomness.describe(),
             coordinator=state.coordinator,
             ticker=state.ticker,
+            rules=json.dumps(asdict(state.rules)),
         )
 
     # --- Resuming -----------------------------------------------------------------------------------------------------
@@ -340,7 +344,7 @@ def run_follower(
                     fetcher.discard_last()
             except LocalError as error:
                 local_errors += 1
-                if local_errors >= LOCAL_ERRORS_MAX:
+                if local_errors >= LOCAL_ERRORS_MAX or isinstance(error, UnknownRules):
                     index.write([], local_error=str(error))
             stop.wait((REMOTE_POLL_MS if fetcher or local_errors else MIRROR_POLL_MS) / 1000)
     finally:

@@ -43,9 +43,10 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw
 from prime_protocol.ledger.entries import Entry, LogRecord
 from prime_protocol.ledger.entry_index import decode_leaf
-from prime_protocol.ledger.replay import ENTRY_RULES, ENTRY_TYPES, EntryScope, Ledger, replay
+from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, Ledger, decode_entry, replay
 from prime_protocol.ledger.rewards import find_uncredited
 from prime_protocol.ledger.state import LedgerState
+from prime_protocol.ledger.versions.upgrades import encode_form
 from prime_protocol.log.merkle import Frontier, MerkleTree, compute_leaf_hash
 from prime_protocol.log.tiles import Tile, encode_tile, list_new_bundles
 from prime_protocol.log.tree_head import TreeHead, VerifierKey, sign_tree_head
@@ -58,7 +59,7 @@ def find_entry(leaves: Leaves, kind: type, is_wanted: Callable[[Any], bool] = la
     """Index of the first entry of a kind."""
     for index, leaf in enumerate(leaves):
         _, payload = decode_leaf(leaf)
-        if payload.kind == kind.__name__ and is_wanted(decode(kind, payload.body)):
+        if payload.kind == kind.__name__ and is_wanted(decode_entry(payload)):
             return index
     raise AssertionError(f"the world has no {kind.__name__}")
 
@@ -67,16 +68,17 @@ def rewrite_entry(host: CoordinatorHost, leaf: bytes, change: Callable[[Any], An
     """One of the coordinator's own entries with other content, signed by it at the same position and time."""
     record = decode(LogRecord, leaf)
     _, payload = decode_leaf(leaf)
-    entry = change(decode(ENTRY_TYPES[payload.kind], payload.body))
+    entry = change(decode_entry(payload))
     frame = seal_envelope(
         host.key,
         kind=type(entry).__name__,
-        body=encode(entry),
+        body=encode_form(entry, payload.version),
         network=payload.network,
         run=payload.run,
         sequence=payload.sequence,
         issued_at_ms=payload.issued_at_ms,
         life_ms=get_life_ms(payload),
+        version=payload.version,
     )
     return encode(replace(record, frame=frame))
 

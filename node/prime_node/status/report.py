@@ -18,6 +18,7 @@ from prime_node.policy.enforcer import PolicyEnforcer
 from prime_node.storage.journal import DIGESTS, JobRecord, Journal
 from prime_node.weights.checkpoints import TransferStatus
 from prime_protocol.constants import PROTOCOL_VERSION
+from prime_protocol.ledger.entries import RulesChanged
 from prime_protocol.wire.ids import friendly_name
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.gossip.config import P2PStatus
@@ -136,11 +137,23 @@ def _describe_coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:
         "activity": str(work.agent.activity) if work.agent else "idle",
         "upgrade_by_ms": work.status.upgrade_by_ms,
         "is_outdated": work.status.is_outdated,
+        "rules_change": _describe_rules_change(work.status.rules_change),
         "refusal": _describe_refusal(work.status, now_ms),
         "held": [
             {"entry": type(held.entry).__name__, "due_ms": due_ms}
             for due_ms, held in (work.agent.list_held() if work.agent else ())
         ],
+    }
+
+
+def _describe_rules_change(change: RulesChanged | None) -> dict[str, Any] | None:
+    if change is None:
+        return None
+    return {
+        "rules": change.rules,
+        "from_ms": change.from_ms,
+        "release": change.release,
+        "is_known": change.rules <= PROTOCOL_VERSION,
     }
 
 

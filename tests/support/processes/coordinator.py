@@ -25,9 +25,10 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.entry_index import compute_entry_keys, decode_leaf
 from prime_protocol.ledger.randomness import compute_slot_task
-from prime_protocol.ledger.replay import ENTRY_RULES, ENTRY_TYPES, EntryScope, replay
+from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, decode_entry, replay
 from prime_protocol.ledger.rewards import count_context_tokens
 from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.log.tree_head import SignedNote, TreeHead, derive_witness_key, encode_cosigned_message
 from prime_protocol.rollouts.file import read_rollouts, write_rollouts
 from prime_protocol.rollouts.rollout import (
@@ -199,7 +200,7 @@ def read_entries(config: CoordinatorConfig, kind: str) -> list[dict[str, Any]]:
     mirror = CoordinatorHome(config.folder).mirror
     size = TreeHead.parse(SignedNote.parse(read_tree_head(mirror)).text).size
     found = [payload for _, payload in map(decode_leaf, read_leaves(mirror, size)) if payload.kind == kind]
-    return [json.loads(encode_json(asdict(decode(ENTRY_TYPES[kind], payload.body)))) for payload in found]
+    return [json.loads(encode_json(asdict(decode_entry(payload)))) for payload in found]
 
 
 @asynccontextmanager
@@ -418,11 +419,8 @@ async def publish(trainer: Party, step: int, *trained_on: Digest) -> e.Checkpoin
     """Manifest first, then the entry."""
     manifest = f"manifest of step {step}".encode()
     await trainer.upload(manifest, UploadPurpose.MANIFEST)
-    entry = e.CheckpointPublished(
-        step=Step(step),
-        root=compute_weights_root(step),
-        manifest=Digest(sha256(manifest).digest()),
-        trained_on=trained_on,
+    _, entry = make_checkpoint_entries(
+        trained_on, step=Step(step), root=compute_weights_root(step), manifest=Digest(sha256(manifest).digest())
     )
     await trainer.write(entry)
     return entry
