@@ -17,6 +17,7 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.ledger.rewards import compute_refund_nano
+from prime_protocol.ledger.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
 from prime_protocol.ledger.terms import SlashDestination
 from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.wire.ids import Step
@@ -26,10 +27,10 @@ VECTORS = Path(__file__).parents[1] / "vectors" / "ledger.json"
 ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
 
-def tell() -> World:
+def tell(log_key: str = "key") -> World:
     """An honest step, a failed lease, a slashed cheater, an upheld appeal, an invalid file, two disputes, two findings,
     a file that is not audited, other rules, and the end."""
-    world = World.started(rules=1, validator_slash_nano=PENALTY, stake_min_nano=SLASH)
+    world = World.started(rules=1, log_key=log_key, validator_slash_nano=PENALTY, stake_min_nano=SLASH)
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0, 2)
     world.write("ann", e.LeaseEnded(lease=world.lease("ann", 2), reason="out of memory"))
@@ -62,7 +63,7 @@ def tell() -> World:
     world.coordinate(e.RunUpdated(terms=changed))
     world.publish(good)
     world.measure(1, held_out=0.25, reward=0.125)
-    world.coordinate(e.SnapshotNoted(size=world.state.size, digest=digest("the state"), format=1))
+    world.coordinate(note_snapshot(world))
     world.pay_out(0)
     world.appeal("ann", wronged)
     world.agree(wronged, ACCEPT)
@@ -88,6 +89,11 @@ def tell() -> World:
     world.write("owner", e.Released(node=world.id("key")))
     world.write("owner", e.Withdrawn(amount_nano=world.balance("owner")))
     return world
+
+
+def note_snapshot(world: World) -> e.SnapshotNoted:
+    state = encode_snapshot(NETWORK, world.state)
+    return e.SnapshotNoted(size=world.state.size, digest=compute_snapshot_digest(state), format=SNAPSHOT_FORMAT)
 
 
 def tell_findings(world: World) -> None:
@@ -116,9 +122,9 @@ def tell_rules(world: World) -> None:
     world.note_head()
 
 
-def tell_on_chain() -> World:
+def tell_on_chain(log_key: str = "key") -> World:
     """Two funders of a pool on a chain, a slash that the court brings into it, pay, and what each funder has back."""
-    world = World.started(domain=ON_CHAIN, slash_to=SlashDestination.POOL)
+    world = World.started(domain=ON_CHAIN, log_key=log_key, slash_to=SlashDestination.POOL)
     world.fund("friend", 333 * TOKEN)
     world.settled("ann", ACCEPT)
     bad = world.convicted("bob", 1)
@@ -141,6 +147,7 @@ def summarise(ledger: Ledger) -> dict[str, Any]:
         "entries": state.size,
         "root": str(state.frontier.root()),
         "at_ms": state.at_ms,
+        "rules": state.rules.get_version(state.at_ms),
         "deposited_nano": books.deposited_nano,
         "withdrawn_nano": books.withdrawn_nano,
         "burned_nano": books.burned_nano,
@@ -157,6 +164,7 @@ def summarise(ledger: Ledger) -> dict[str, Any]:
                 "settled": {outcome.value: node.settled[outcome] for outcome in Outcome},
                 "streak": run.get_record(name).streak,
                 "faults": node.faults,
+                "earned_nano": node.earned_nano,
             }
             for name, node in sorted(state.nodes.items())
         },

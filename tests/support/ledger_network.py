@@ -158,12 +158,13 @@ class World:
         validators: int = 9,
         domain: Domain = EMBEDDED_DOMAIN,
         rules: int = PROTOCOL_VERSION,
+        log_key: str = "key",
         **terms: Any,
     ) -> "World":
         """A funded run with staked workers and validators and its first checkpoint, ready to lease."""
-        plan = repr((workers, validators, domain, rules, sorted(terms.items())))
+        plan = repr((workers, validators, domain, rules, log_key, sorted(terms.items())))
         if plan not in STARTED:
-            STARTED[plan] = cls._start(workers, validators, terms, domain, rules)
+            STARTED[plan] = cls._start(workers, validators, terms, domain, rules, log_key)
         return STARTED[plan].fork()
 
     @classmethod
@@ -174,8 +175,10 @@ class World:
         terms: dict[str, Any],
         domain: Domain = EMBEDDED_DOMAIN,
         rules: int = PROTOCOL_VERSION,
+        log_key: str = "",
     ) -> "World":
         world = cls()
+        world.log_key = log_key or world.log_key
         world.create_network(domain=domain, rules=rules)
         for name in workers:
             world.join(name, Role.WORKER)
