@@ -21,6 +21,7 @@ from prime_coordinator.entry_writer import EntryWriter
 from prime_coordinator.home import CoordinatorHome, database_url, initialise, load_key
 from prime_coordinator.log.store import open_log_store
 from prime_explorer.index.fold import encode_json
+from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.entry_index import compute_entry_keys, decode_leaf
@@ -29,6 +30,7 @@ from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, decode_entry, 
 from prime_protocol.ledger.rewards import count_context_tokens
 from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
+from prime_protocol.ledger.versions.upgrades import choose_version
 from prime_protocol.log.tree_head import SignedNote, TreeHead, derive_witness_key, encode_cosigned_message
 from prime_protocol.rollouts.file import read_rollouts, write_rollouts
 from prime_protocol.rollouts.rollout import (
@@ -228,6 +230,8 @@ class Party:
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
     """Where each entry stands by the coordinator's word, and the entry's frame."""
     domain: Domain = EMBEDDED_DOMAIN
+    rules: int = PROTOCOL_VERSION
+    """Of the log, for the form of its entries."""
     _sequence: SequenceCounter = field(default_factory=SequenceCounter)
 
     @property
@@ -239,7 +243,8 @@ class Party:
 
     async def write(self, entry: Any) -> EntryReply:
         run = RUN if ENTRY_RULES[type(entry)].scope is EntryScope.RUN else None
-        answer = await self.client.call(self.process.server, ENDPOINTS[type(entry)], entry, run=run)
+        version = choose_version(type(entry), self.rules)
+        answer = await self.client.call(self.process.server, ENDPOINTS[type(entry)], entry, run=run, version=version)
         self.acknowledged.append((answer.message.index, answer.request))
         return answer.message
 
