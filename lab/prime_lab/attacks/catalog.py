@@ -430,12 +430,7 @@ SMUGGLED_CREDIT = _attack(
     COORDINATOR, "smuggled-credit", "credits a drawn file among spared ones", PROVEN, "replay", gains="forged work paid"
 )
 BROKEN_RULE = _attack(
-    COORDINATOR,
-    "broken-rule",
-    "credits a submission that no validator has judged",
-    PROVEN,
-    "ledger follower",
-    gains="friends are paid for nothing",
+    COORDINATOR, "broken-rule", "credits what no validator has judged", PROVEN, "ledger follower", gains="unearned pay"
 )
 WRONG_CLOCK = _attack(
     COORDINATOR,
@@ -444,6 +439,9 @@ WRONG_CLOCK = _attack(
     REFUSED,
     "ledger follower",
     gains="deadlines pass and stake is released when it likes",
+)
+SUDDEN_RULES = _attack(
+    COORDINATOR, "sudden-rules", "changes the rules without notice", PROVEN, "ledger follower", gains="nodes stop"
 )
 EXPIRED_EVIDENCE = _attack(
     VALIDATOR,
@@ -494,6 +492,7 @@ ALL_ATTACKS = (
     SMUGGLED_CREDIT,
     BROKEN_RULE,
     WRONG_CLOCK,
+    SUDDEN_RULES,
     EXPIRED_EVIDENCE,
     *STRANGER_ATTACKS,
 )

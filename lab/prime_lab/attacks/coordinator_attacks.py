@@ -16,6 +16,7 @@ from prime_lab.attacks.catalog import (
     COORDINATOR_ATTACKS,
     GROUND_DRAW,
     SMUGGLED_CREDIT,
+    SUDDEN_RULES,
     WRONG_CLOCK,
     Attack,
     AttackResult,
@@ -311,6 +312,14 @@ def hurry_clock(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
     return [*leaves, seal_next(host, ledger, e.HeadNoted(root=ledger.state.frontier.root()), ahead_ms=AHEAD_MS)]
 
 
+def change_rules_at_once(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
+    """The log, and rules that start with its next entry."""
+    ledger = replay(NETWORK, leaves)
+    state = ledger.state
+    change = e.RulesChanged(rules=state.rules.after + 1, from_ms=state.at_ms, release="9.0")
+    return [*leaves, seal_next(host, ledger, change)]
+
+
 def seal_next(host: CoordinatorHost, ledger: Ledger, entry: Entry, *, ahead_ms: int = 0) -> bytes:
     """The next leaf of a log, signed by its coordinator. No rule is asked."""
     at_ms = ledger.state.at_ms + ahead_ms
@@ -330,6 +339,7 @@ def seal_next(host: CoordinatorHost, ledger: Ledger, entry: Entry, *, ahead_ms: 
 RULE_BREAKERS: dict[Attack, Callable[[CoordinatorHost, Leaves], list[bytes]]] = {
     BROKEN_RULE: credit_unjudged,
     WRONG_CLOCK: hurry_clock,
+    SUDDEN_RULES: change_rules_at_once,
 }
 
 
