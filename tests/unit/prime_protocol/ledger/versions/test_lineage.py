@@ -17,8 +17,6 @@ from support.ledger_network import World, digest
 def make_names(world: World, count: int = 3) -> list[Digest]:
     """Accepted submissions, in rising order."""
     names = [world.settled("ann", Outcome.ACCEPT, slot) for slot in range(count)]
-    for name in names:
-        world.credit(name)
     return sorted(names)
 
 

@@ -88,13 +88,11 @@ def test_the_rules_in_force_decide_the_form_and_the_lowest_version() -> None:
 def test_a_log_goes_on_under_other_rules_as_one() -> None:
     world = World.started(rules=1)
     before = world.settled("ann", Outcome.ACCEPT)
-    world.credit(before)
     world.publish(before)
     old = world.leaves[-3]
     world.announce_rules(2)
     world.wait(RULES_NOTICE_MS)
     after = world.settled("ann", Outcome.ACCEPT, 1)
-    world.credit(after)
     world.publish(after)
     assert [world.submission(name).trained_into for name in (before, after)] == [1, 2]
     entry = decode_entry(open_leaf(old, NETWORK)[1])
