@@ -17,6 +17,8 @@ INTERVALS = IntervalsConfig(heartbeat_ms=300, head_ms=100, tick_ms=50)
 TESTS = Path(__file__).parents[1]
 OLD_VERSION = {"PYTHONPATH": f"{TESTS / 'support/processes/old_version'}:{TESTS}"}
 NOTICE_MS = 2_000
+CHANGE_S = 15.0
+"""From the announcement to the change in the first test: two commands and a restart, on a busy machine."""
 WAIT_S = 20
 """From the announcement to the change: a node has to join and hear of it meanwhile."""
 
@@ -44,9 +46,9 @@ async def test_a_log_goes_on_under_other_rules_over_a_restart_and_verifies_as_on
         await publish(trainer, 0)
         code, text = await announce(coordinator, 0.1)
         assert (code, "from_ms" in text) == (1, True), text
-        code, text = await announce(coordinator, NOTICE_MS / 1000 + 1)
+        code, text = await announce(coordinator, CHANGE_S)
         assert (code, "the log follows rules 2 from" in text) == (0, True), text
-        change_s = time.monotonic() + NOTICE_MS / 1000 + 1
+        change_s = time.monotonic() + CHANGE_S
         where = ("--folder", str(config.folder), "--url", coordinator.server.url)
         code, text = await run_command("prime-coordinator", "rules", "show", *where)
         assert (code, text.startswith("1; 2 from")) == (0, True), text
