@@ -52,9 +52,9 @@ soak: $(READY)  ## the same for an hour, half of it on PostgreSQL, a bucket and 
 	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800)
 	PYTHONPATH=tests .venv/bin/python -m chaos --seed $(or $(SEED),1) --seconds $(or $(SOAK_S),1800) --services --chain
 
-story: $(READY)  ## a whole story on a real chain: stake, cheat, slash, appeals, pay, claim, withdraw, with kills, a restart and a reorg
+story: $(READY)  ## a whole story on a real chain: stake, cheat, slash, appeals, penalty, bounty, pay, claim, withdraw, with kills, a restart and a reorg
 	sh tests/install_packages.sh contracts
-	SLOW_TESTS=1 .venv/bin/python -m pytest -q tests/integration/test_chain_network.py tests/integration/test_chain_challenge.py
+	SLOW_TESTS=1 .venv/bin/python -m pytest -q tests/integration/test_chain_network.py tests/integration/test_chain_challenge.py tests/integration/test_chain_findings.py
 
 contracts: $(READY)  ## the contracts in full: 10,000 runs per property, coverage, lint, model, gas
 	sh tests/install_packages.sh contracts

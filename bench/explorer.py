@@ -44,7 +44,7 @@ from prime_runtime.clock import SystemClock
 from support.explorer_index import KeyedWorld, signed_head
 from support.ledger_network import RUN, TERMS
 
-KINDS = ("LeaseGranted", "Submitted", "AuditDrawn", *["VerdictGiven"] * 3, "Settled", "Credited")
+KINDS = ("LeaseGranted", "Submitted", "AuditDrawn", "VerdictCommitted", *["VerdictGiven"] * 3, "Settled")
 """What a submission puts into the log."""
 PER_STEP = 5
 SLASHED = 20
@@ -129,7 +129,7 @@ class Filler:
             number, place = divmod(idx, len(KINDS))
             kind = KINDS[place]
             author = self.worker_of(number) if kind == "Submitted" else coordinator
-            author = self.validators[(number + place) % len(self.validators)] if kind == "VerdictGiven" else author
+            author = self.validators[(number + place) % len(self.validators)] if kind.startswith("Verdict") else author
             yield {
                 "idx": idx,
                 "at_ms": START_MS + 10 * idx,
@@ -158,14 +158,14 @@ class Filler:
                 "rollout_root": identity("rows", number), "checkpoint_step": step,
                 "checkpoint_root": identity("root", step), "output_tokens": 200, "context_tokens": 900,
                 "progress": rejected[number % 2] if number % 50 < 2 else "accepted", "reason": "a reason",
-                "drawn_ms": START_MS, "validators": 3, "verdicts": 3, "settled_idx": idx + 5, "settled_ms": at_ms,
+                "drawn_ms": START_MS, "validators": 3, "verdicts": 3, "settled_idx": idx + 6, "settled_ms": at_ms,
                 "reward": 0.5, "units": 200, "credited_idx": idx + 6, "is_carried": 0, "paid_idx": idx + 20,
                 "trained_into": step + 1,
             }  # fmt: skip
 
     def verdict_rows(self) -> Iterator[Row]:
         metrics = json.dumps({"margin_max": 0.2, "logprob_error_max": 0.1, "reward_mean": 0.5})
-        for number, place in itertools.product(range(self.submissions), range(3, 6)):
+        for number, place in itertools.product(range(self.submissions), range(4, 7)):
             idx = number * len(KINDS) + place
             yield {
                 "idx": idx, "at_ms": START_MS + 10 * idx, "run": RUN, "submission": identity("submission", number),
@@ -260,7 +260,7 @@ class Filler:
     def link_bundles(self) -> None:
         """Every bundle holds the same 256 real leaves, so all of them are one file."""
         world = KeyedWorld.begun()
-        world.credit(world.settled("ann", Outcome.ACCEPT))
+        world.settled("ann", Outcome.ACCEPT)
         by_kind = {decode_leaf(leaf)[1].kind: leaf for leaf in world.leaves}
         one = self.folder / "bundle"
         one.write_bytes(encode_bundle([by_kind[kind] for kind in KINDS] * (TILE_HASHES // len(KINDS))))

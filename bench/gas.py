@@ -20,7 +20,7 @@ from typing import Any
 from benchmark import BenchmarkParser, print_result, stop_without
 
 from prime_coordinator.settlement.config import SettlementConfig
-from prime_protocol.ledger.entries import SlashExecuted, SlashOverturned, SlashProposed
+from prime_protocol.ledger.entries import SlashExecuted, SlashOverturned, SlashProposed, ValidatorScored
 from prime_protocol.wire.ids import Digest
 from support.contracts.evm import CHAIN_ID, DAY_S, Chain, Refused, refusal
 from support.contracts.network import EVIDENCE, RUN_KEY, Scene, key_of, payout_leaf, payout_node
@@ -119,6 +119,7 @@ class Measured:
         self.measure_slashes()
         self.measure_payouts()
         self.measure_challenge()
+        self.measure_penalties()
         self.measure_leaving()
 
     def measure_stake(self) -> None:
@@ -151,13 +152,41 @@ class Measured:
             name = self.propose(lease, judges[:3])
             if end == "execute":
                 self.skip(3 * DAY_S)
-                self.chain.call(self.chain.court, "execute", name, self.logged(SlashExecuted(submission=name)))
-                self.note("execute", "execute")
+                self.execute(name)
+                self.note("execute with a bounty", "execute")
             elif end == "cancel":
                 self.chain.call(self.chain.court, "overturn", name, self.logged(SlashOverturned(submission=name)))
                 self.note("overturn by the log's word", "overturn")
             else:
                 self.appeal(name, judges, end)
+
+    def execute(self, name: Digest) -> None:
+        """With a bounty, which is claimed."""
+        finder = key_of("finder").node
+        entry = self.logged(SlashExecuted(submission=name, bounty_to=finder))
+        self.chain.call(self.chain.court, "execute", name, finder, entry)
+        self.chain.call(self.chain.court, "claimBounty", finder)
+        self.note("claim a bounty", "claimBounty")
+
+    def measure_penalties(self) -> None:
+        validator, others = key_of("judge-0"), [key_of(f"judge-{number}") for number in range(1, 4)]
+        for end in ("executePenalty", "judgePenalty"):
+            submission = Digest(sha256(end.encode()).digest())
+            (verdict,) = self.scene.verdicts(submission, 2, [validator])
+            entry = self.logged(ValidatorScored(submission=submission, validator=validator.node, penalty_nano=400))
+            values = RUN_KEY, submission, verdict, 400, entry
+            penalty = self.chain.call(self.chain.court, "proposePenalty", *values)
+            self.note("propose a penalty", "proposePenalty")
+            if end == "executePenalty":
+                self.skip(3 * DAY_S)
+                self.chain.call(self.chain.court, end, penalty)
+                self.note("execute a penalty", end)
+                continue
+            self.scene.give(validator.node, 50, self.chain.court)
+            self.chain.call(self.chain.court, "appeal", penalty, by=validator.node)
+            verdicts = self.scene.verdicts(submission, 0, others)
+            self.chain.call(self.chain.court, end, submission, validator.node, verdicts)
+            self.note("judge the appeal of a penalty", end)
 
     def appeal(self, name: Digest, judges: list[Any], end: str) -> None:
         self.scene.give(key_of("ann").node, 50, self.chain.court)
@@ -171,7 +200,7 @@ class Measured:
             self.judge(name, judges, is_fraudulent=end == "uphold")
             self.note(f"judge an appeal: {end}", "judge")
 
-    def logged(self, entry: SlashExecuted | SlashOverturned) -> tuple[Any, ...]:
+    def logged(self, entry: SlashExecuted | SlashOverturned | ValidatorScored) -> tuple[Any, ...]:
         """Written, anchored, and in the form the court wants."""
         index = self.scene.write(entry)
         self.scene.log.anchor()
@@ -190,7 +219,7 @@ class Measured:
         entry = self.logged((SlashExecuted if is_fraudulent else SlashOverturned)(submission=name))
         first = sorted(bytes(key.node) for key in judges[:3])
         verdicts = self.scene.verdicts(name, 2 if is_fraudulent else 0, judges[3:])
-        self.chain.call(self.chain.court, "judge", name, [*first, *first], verdicts, entry)
+        self.chain.call(self.chain.court, "judge", name, [*first, *first], verdicts, bytes(20), entry)
 
     def measure_payouts(self) -> None:
         sponsor = key_of("sponsor").node

@@ -32,6 +32,7 @@ contract Court is ICourt, EIP712 {
     );
     /// @notice Number of the outcome in a VerdictReceipt that says: provably dishonest.
     uint64 public constant FRAUDULENT = 2;
+    uint256 private constant BASIS_POINTS = 10_000;
 
     StakeVault private immutable _vault;
     RewardPool private immutable _pool;
@@ -42,6 +43,10 @@ contract Court is ICourt, EIP712 {
 
     /// @inheritdoc ICourt
     uint256 public bonds;
+    /// @inheritdoc ICourt
+    uint256 public bounties;
+    /// @inheritdoc ICourt
+    mapping(address finder => uint256) public bountyOf;
     /// @inheritdoc ICourt
     mapping(bytes32 run => mapping(uint256 day => uint256)) public takenOn;
     mapping(bytes32 submission => Slash) private _slashes;
@@ -68,36 +73,50 @@ contract Court is ICourt, EIP712 {
         LogEntry.Payload memory payload = _payload(run, entry);
         uint48 anchoredAt = _checkLogged(run, LogEntry.slashProposed(submission, evidence, payload), entry);
         IRunRegistry.Terms memory terms = _registry.termsAt(run, anchoredAt);
-        if (block.timestamp > uint256(anchoredAt) + terms.slashWindow) {
-            revert SlashTooLate(anchoredAt, uint256(anchoredAt) + terms.slashWindow);
-        }
         _checkEvidence(verdicts, evidence);
         if (!_checkVerdicts(run, submission, verdicts)) {
             revert WrongOutcome(verdicts[0].validator, verdicts[0].outcome);
         }
         address[] memory judges = _checkJudges(receipt.node, verdicts, terms, anchoredAt);
-
-        uint256 amount = Math.min(terms.slashAmount, _vault.slashableOf(receipt.node));
-        if (amount == 0) revert NothingToSlash(receipt.node);
+        uint256 amount = _amountOf(receipt.node, terms.slashAmount);
 
         // effects
-        _countDay(run, amount, terms.slashPerDay);
-        uint48 appealUntil = (block.timestamp + terms.appealWindow).toUint48();
-        _slashes[submission] = Slash({
-            run: run,
-            node: receipt.node,
-            status: SlashStatus.Open,
-            appealUntil: appealUntil,
-            appellant: address(0),
-            // What the log decides without an appeal here may come as late as a proposal, after its own appeal and judgement.
-            judgeUntil: (uint256(appealUntil) + terms.judgementWindow + terms.slashWindow).toUint48(),
-            anchoredAt: anchoredAt,
-            judges: keccak256(abi.encodePacked(judges))
-        });
-        emit SlashProposed(submission, run, receipt.node, amount, evidence, appealUntil, judges);
+        Slash storage slash = _open(submission, run, receipt.node, anchoredAt, terms, amount);
+        slash.judges = keccak256(abi.encodePacked(judges));
+        emit SlashProposed(submission, run, receipt.node, amount, evidence, slash.appealUntil, judges);
 
         // interactions
         _vault.seize(submission, receipt.node, amount);
+    }
+
+    /// @inheritdoc ICourt
+    function proposePenalty(
+        bytes32 run,
+        bytes32 submission,
+        Verdict calldata verdict,
+        uint64 penaltyNano,
+        LoggedEntry calldata entry
+    ) external returns (bytes32 penalty) {
+        // checks
+        address validator = verdict.validator;
+        penalty = penaltyOf(submission, validator);
+        _checkNew(run, penalty);
+        if (penaltyNano == 0) revert PenaltyMissing(submission, validator);
+        if (verdict.outcome > FRAUDULENT) revert WrongOutcome(validator, verdict.outcome);
+        _checkSigned(run, submission, verdict);
+        bytes memory expected = LogEntry.validatorScored(submission, validator, penaltyNano, _payload(run, entry));
+        uint48 anchoredAt = _checkLogged(run, expected, entry);
+        IRunRegistry.Terms memory terms = _registry.termsAt(run, anchoredAt);
+        uint256 amount = _amountOf(validator, terms.validatorSlash);
+
+        // effects
+        Slash storage slash = _open(penalty, run, validator, anchoredAt, terms, amount);
+        slash.isPenalty = true;
+        slash.refuted = uint8(verdict.outcome);
+        emit PenaltyProposed(penalty, run, validator, submission, amount, slash.appealUntil);
+
+        // interactions
+        _vault.seize(penalty, validator, amount);
     }
 
     /// @inheritdoc ICourt
@@ -126,6 +145,7 @@ contract Court is ICourt, EIP712 {
         bytes32 submission,
         address[] calldata judges,
         Verdict[] calldata verdicts,
+        address bountyTo,
         LoggedEntry calldata entry
     ) external {
         Slash storage slash = _expect(submission, SlashStatus.Appealed);
@@ -133,26 +153,64 @@ contract Court is ICourt, EIP712 {
         if (keccak256(abi.encodePacked(judges)) != slash.judges) revert JudgesDiffer(submission);
         bytes32 run = slash.run;
         bool isFraudulent = _checkVerdicts(run, submission, verdicts);
-        uint48 anchoredAt = _checkEnded(run, submission, isFraudulent, entry);
+        uint48 anchoredAt =
+            isFraudulent ? _checkExecuted(run, submission, bountyTo, entry) : _checkOverturned(run, submission, entry);
         IRunRegistry.Terms memory terms = _registry.termsAt(run, slash.anchoredAt);
         _checkOthers(judges, _checkJudges(slash.node, verdicts, terms, anchoredAt));
-        if (isFraudulent) _execute(submission, terms);
+        if (isFraudulent) _execute(submission, terms, bountyTo);
         else _refund(submission);
     }
 
     /// @inheritdoc ICourt
-    function execute(bytes32 submission, LoggedEntry calldata entry) external {
+    function execute(bytes32 submission, address bountyTo, LoggedEntry calldata entry) external {
         Slash storage slash = _expect(submission, SlashStatus.Open);
-        if (block.timestamp < slash.appealUntil) revert AppealWindowOpen(submission, slash.appealUntil);
-        _checkInTime(submission, slash);
-        _checkEnded(slash.run, submission, true, entry);
-        _execute(submission, _registry.termsAt(slash.run, slash.anchoredAt));
+        if (slash.isPenalty) revert NotSlash(submission);
+        _checkUnappealed(submission, slash);
+        _checkExecuted(slash.run, submission, bountyTo, entry);
+        _execute(submission, _registry.termsAt(slash.run, slash.anchoredAt), bountyTo);
+    }
+
+    /// @inheritdoc ICourt
+    function executePenalty(bytes32 penalty) external {
+        Slash storage slash = _expect(penalty, SlashStatus.Open);
+        if (!slash.isPenalty) revert NotPenalty(penalty);
+        _checkUnappealed(penalty, slash);
+        if (_logAnchor.frozenAt(slash.run) != 0) revert RunFrozen(slash.run);
+        _execute(penalty, _registry.termsAt(slash.run, slash.anchoredAt), address(0));
+    }
+
+    /// @inheritdoc ICourt
+    function judgePenalty(bytes32 submission, address validator, Verdict[] calldata verdicts) external {
+        bytes32 penalty = penaltyOf(submission, validator);
+        Slash storage slash = _expect(penalty, SlashStatus.Appealed);
+        _checkInTime(penalty, slash);
+        if (_logAnchor.frozenAt(slash.run) != 0) revert RunFrozen(slash.run);
+        uint64 decided = _checkVerdicts(slash.run, submission, verdicts) ? FRAUDULENT : 0;
+        for (uint256 i = 0; i < verdicts.length; i++) {
+            bool isOpposite = verdicts[i].outcome == decided && decided + slash.refuted == FRAUDULENT;
+            if (!isOpposite) revert NotRefuted(penalty, slash.refuted, verdicts[i].outcome);
+        }
+        IRunRegistry.Terms memory terms = _registry.termsAt(slash.run, slash.anchoredAt);
+        _checkJudges(validator, verdicts, terms, slash.anchoredAt);
+        _execute(penalty, terms, address(0));
+    }
+
+    /// @inheritdoc ICourt
+    function claimBounty(address finder) external returns (uint256 amount) {
+        amount = bountyOf[finder];
+        // slither-disable-next-line incorrect-equality
+        if (amount == 0) revert NothingToClaim(finder);
+        bountyOf[finder] = 0;
+        bounties -= amount;
+        emit BountyClaimed(finder, amount);
+        _token.safeTransfer(finder, amount);
     }
 
     /// @inheritdoc ICourt
     function overturn(bytes32 submission, LoggedEntry calldata entry) external {
         Slash storage slash = _expect(submission, SlashStatus.Open);
-        _checkEnded(slash.run, submission, false, entry);
+        if (slash.isPenalty) revert NotSlash(submission);
+        _checkOverturned(slash.run, submission, entry);
         _refund(submission);
     }
 
@@ -199,6 +257,11 @@ contract Court is ICourt, EIP712 {
     }
 
     /// @inheritdoc ICourt
+    function penaltyOf(bytes32 submission, address validator) public pure returns (bytes32) {
+        return keccak256(abi.encode(submission, validator));
+    }
+
+    /// @inheritdoc ICourt
     function submissionOf(bytes32 run, Receipt calldata receipt) public view returns (bytes32) {
         return keccak256(
             abi.encode(
@@ -215,19 +278,54 @@ contract Court is ICourt, EIP712 {
         );
     }
 
-    /// @dev Stake and bond leave: to the run's pool while it can still pay anybody, else to nobody. Never to a judge.
-    function _execute(bytes32 submission, IRunRegistry.Terms memory terms) private {
+    /// @dev The terms of the anchor apply, and the slash is in time for them.
+    function _open(
+        bytes32 submission,
+        bytes32 run,
+        address node,
+        uint48 anchoredAt,
+        IRunRegistry.Terms memory terms,
+        uint256 amount
+    ) private returns (Slash storage slash) {
+        if (block.timestamp > uint256(anchoredAt) + terms.slashWindow) {
+            revert SlashTooLate(anchoredAt, uint256(anchoredAt) + terms.slashWindow);
+        }
+        _countDay(run, amount, terms.slashPerDay);
+        slash = _slashes[submission];
+        slash.run = run;
+        slash.node = node;
+        slash.status = SlashStatus.Open;
+        slash.appealUntil = (block.timestamp + terms.appealWindow).toUint48();
+        // What the log decides without an appeal here may come as late as a proposal, after its own appeal and judgement.
+        slash.judgeUntil = (uint256(slash.appealUntil) + terms.judgementWindow + terms.slashWindow).toUint48();
+        slash.anchoredAt = anchoredAt;
+    }
+
+    function _amountOf(address node, uint256 max) private view returns (uint256 amount) {
+        amount = Math.min(max, _vault.slashableOf(node));
+        if (amount == 0) revert NothingToSlash(node);
+    }
+
+    /// @dev Stake and bond leave: to the run's pool while it can still pay anybody, else to nobody. Never to a judge. The finder's share
+    /// stays here until it is claimed, so that a token that refuses the finder cannot hold up the slash.
+    function _execute(bytes32 submission, IRunRegistry.Terms memory terms, address bountyTo) private {
         Slash storage slash = _slashes[submission];
         uint256 bond = slash.status == SlashStatus.Appealed ? terms.appealBond : 0;
         bool isPooled = terms.slashToPool && !_pool.isOver(slash.run);
         address to = isPooled ? address(_pool) : TokenFlow.BURNED;
         uint256 amount = _vault.escrowOf(submission).amount;
+        uint256 bounty = bountyTo == address(0) ? 0 : amount * terms.bountyShare / BASIS_POINTS;
         slash.status = SlashStatus.Executed;
         bonds -= bond;
         emit SlashExecuted(submission, amount, bond, to);
-        _vault.forfeit(submission, to);
+        if (bounty != 0) {
+            bounties += bounty;
+            bountyOf[bountyTo] += bounty;
+            emit BountyGranted(submission, bountyTo, bounty);
+        }
+        _vault.forfeit(submission, to, bounty);
         if (bond != 0) _token.safeTransfer(to, bond);
-        if (isPooled) _pool.receiveForfeit(slash.run, amount + bond);
+        if (isPooled) _pool.receiveForfeit(slash.run, amount - bounty + bond);
     }
 
     function _refund(bytes32 submission) private {
@@ -254,10 +352,14 @@ contract Court is ICourt, EIP712 {
         submission = submissionOf(run, receipt);
         address signer = ECDSA.recover(_hashTypedDataV4(submission), receipt.signature);
         if (signer != receipt.node) revert NotReceiptSigner(signer, receipt.node);
+        _checkNew(run, submission);
+    }
+
+    function _checkNew(bytes32 run, bytes32 submission) private view {
         if (_slashes[submission].status != SlashStatus.None) {
             revert SlashExists(submission, _slashes[submission].status);
         }
-        (IRunRegistry.RunStatus status,,) = _registry.standingOf(run);
+        (IRunRegistry.RunStatus status,,) = _registry.statusOf(run);
         if (status == IRunRegistry.RunStatus.Paused) revert IRunRegistry.RunNotActive(run, status);
     }
 
@@ -270,16 +372,27 @@ contract Court is ICourt, EIP712 {
         if (block.timestamp >= slash.judgeUntil) revert JudgementTooLate(submission, slash.judgeUntil);
     }
 
-    /// @dev The log has ended this slash, that way; since when the chain knows it.
-    function _checkEnded(bytes32 run, bytes32 submission, bool isExecuted, LoggedEntry calldata entry)
+    function _checkUnappealed(bytes32 submission, Slash storage slash) private view {
+        if (block.timestamp < slash.appealUntil) revert AppealWindowOpen(submission, slash.appealUntil);
+        _checkInTime(submission, slash);
+    }
+
+    /// @dev The log has executed this slash, with that bounty; since when the chain knows it.
+    function _checkExecuted(bytes32 run, bytes32 submission, address bountyTo, LoggedEntry calldata entry)
         private
         view
         returns (uint48)
     {
-        LogEntry.Payload memory payload = _payload(run, entry);
-        bytes memory expected =
-            isExecuted ? LogEntry.slashExecuted(submission, payload) : LogEntry.slashOverturned(submission, payload);
-        return _checkLogged(run, expected, entry);
+        return _checkLogged(run, LogEntry.slashExecuted(submission, bountyTo, _payload(run, entry)), entry);
+    }
+
+    /// @dev The log has overturned this slash; since when the chain knows it.
+    function _checkOverturned(bytes32 run, bytes32 submission, LoggedEntry calldata entry)
+        private
+        view
+        returns (uint48)
+    {
+        return _checkLogged(run, LogEntry.slashOverturned(submission, _payload(run, entry)), entry);
     }
 
     function _payload(bytes32 run, LoggedEntry calldata entry) private view returns (LogEntry.Payload memory) {
@@ -321,9 +434,13 @@ contract Court is ICourt, EIP712 {
             if (!isKnown || (verdict.outcome == FRAUDULENT) != isFraudulent) {
                 revert WrongOutcome(verdict.validator, verdict.outcome);
             }
-            address signer = ECDSA.recover(_verdictDigest(run, submission, verdict), verdict.signature);
-            if (signer != verdict.validator) revert NotVerdictSigner(signer, verdict.validator);
+            _checkSigned(run, submission, verdict);
         }
+    }
+
+    function _checkSigned(bytes32 run, bytes32 submission, Verdict calldata verdict) private view {
+        address signer = ECDSA.recover(_verdictDigest(run, submission, verdict), verdict.signature);
+        if (signer != verdict.validator) revert NotVerdictSigner(signer, verdict.validator);
     }
 
     function _verdictDigest(bytes32 run, bytes32 submission, Verdict calldata verdict) private view returns (bytes32) {

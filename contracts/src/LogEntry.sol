@@ -25,9 +25,26 @@ library LogEntry {
         return abi.encodePacked(body, _payload("SlashProposed", payload));
     }
 
-    /// @notice A SlashExecuted entry.
-    function slashExecuted(bytes32 submission, Payload memory payload) internal pure returns (bytes memory) {
-        return abi.encodePacked(hex"81", _submission(submission), _payload("SlashExecuted", payload));
+    /// @notice A SlashExecuted entry. `bountyTo` is 0 where the slash follows no finding.
+    function slashExecuted(bytes32 submission, address bountyTo, Payload memory payload)
+        internal
+        pure
+        returns (bytes memory)
+    {
+        bytes memory finder = bountyTo == address(0) ? bytes(hex"c0") : abi.encodePacked(hex"c414", bountyTo);
+        bytes memory body = abi.encodePacked(hex"82", _text("bounty_to"), finder, _submission(submission));
+        return abi.encodePacked(body, _payload("SlashExecuted", payload));
+    }
+
+    /// @notice A ValidatorScored entry with this penalty.
+    function validatorScored(bytes32 submission, address validator, uint64 penaltyNano, Payload memory payload)
+        internal
+        pure
+        returns (bytes memory)
+    {
+        bytes memory penalty = abi.encodePacked(hex"83", _text("penalty_nano"), _number(penaltyNano));
+        bytes memory body = abi.encodePacked(penalty, _submission(submission), _text("validator"), hex"c414", validator);
+        return abi.encodePacked(body, _payload("ValidatorScored", payload));
     }
 
     /// @notice A SlashOverturned entry.

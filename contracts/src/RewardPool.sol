@@ -82,7 +82,7 @@ contract RewardPool is IRewardPool {
     function postRoot(bytes32 run, uint64 epoch, uint64 headSize, bytes32 root, uint256 total) external {
         // checks
         if (msg.sender != registry.operator()) revert IRunRegistry.NotOperator(msg.sender, registry.operator());
-        (IRunRegistry.RunStatus status, uint48 createdAt,) = registry.standingOf(run);
+        (IRunRegistry.RunStatus status, uint48 createdAt,) = registry.statusOf(run);
         if (status == IRunRegistry.RunStatus.Paused) revert IRunRegistry.RunNotActive(run, status);
         if (isOver(run)) revert RunIsOver(run);
         Pool storage pool = _pools[run];
@@ -226,14 +226,14 @@ contract RewardPool is IRewardPool {
 
     /// @inheritdoc IRewardPool
     function isOver(bytes32 run) public view returns (bool) {
-        (,, uint48 overAt) = registry.standingOf(run);
+        (,, uint48 overAt) = registry.statusOf(run);
         bool isClosed = overAt != 0 && block.timestamp >= overAt;
         return isClosed || _pools[run].abandoned || logAnchor.frozenAt(run) != 0;
     }
 
     /// @inheritdoc IRewardPool
     function isAbandoned(bytes32 run) public view returns (bool) {
-        (, uint48 createdAt,) = registry.standingOf(run);
+        (, uint48 createdAt,) = registry.statusOf(run);
         uint256 last = Math.max(createdAt, _maturedBy(run, block.timestamp).maturesAt);
         return block.timestamp >= last + ABANDONED_DELAYS * registry.unbondingDelay();
     }

@@ -12,6 +12,8 @@ contract RunRegistry is IRunRegistry {
 
     /// @notice Most verdicts a slash may need: the log draws no more validators at once.
     uint8 public constant QUORUM_MAX = 15;
+    /// @notice The whole, in ten-thousandths.
+    uint16 public constant BASIS_POINTS = 10_000;
     /// @notice Longest name of a network or run in the log.
     uint256 public constant NAME_BYTES_MAX = 40;
 
@@ -89,7 +91,7 @@ contract RunRegistry is IRunRegistry {
     }
 
     /// @inheritdoc IRunRegistry
-    function standingOf(bytes32 run) external view returns (RunStatus status, uint48 createdAt, uint48 overAt) {
+    function statusOf(bytes32 run) external view returns (RunStatus status, uint48 createdAt, uint48 overAt) {
         Run storage known = _known(run);
         return (known.status, known.createdAt, known.closedAt == 0 ? 0 : known.closedAt + unbondingDelay);
     }
@@ -102,7 +104,10 @@ contract RunRegistry is IRunRegistry {
     function _addTerms(bytes32 run, uint48 startsAt, Terms calldata terms) private {
         if (terms.quorum == 0 || terms.quorum > QUORUM_MAX) revert QuorumOutOfRange(terms.quorum, QUORUM_MAX);
         if (terms.slashAmount > terms.stakeMin) revert SlashOverStake(terms.slashAmount, terms.stakeMin);
+        if (terms.validatorSlash > terms.stakeMin) revert SlashOverStake(terms.validatorSlash, terms.stakeMin);
         if (terms.slashPerDay < terms.slashAmount) revert DayUnderSlash(terms.slashPerDay, terms.slashAmount);
+        if (terms.slashPerDay < terms.validatorSlash) revert DayUnderSlash(terms.slashPerDay, terms.validatorSlash);
+        if (terms.bountyShare > BASIS_POINTS) revert ShareOutOfRange(terms.bountyShare, BASIS_POINTS);
         if (terms.epochTime == 0 || terms.slashWindow == 0 || terms.appealWindow == 0 || terms.judgementWindow == 0) {
             revert TimeMissing();
         }

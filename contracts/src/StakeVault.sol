@@ -130,11 +130,13 @@ contract StakeVault is IStakeVault, EIP712 {
     }
 
     /// @inheritdoc IStakeVault
-    function forfeit(bytes32 submission, address to) external onlyCourt {
+    function forfeit(bytes32 submission, address to, uint256 bounty) external onlyCourt {
         Escrow memory held = _endEscrow(submission);
+        if (bounty > held.amount) revert BountyOverEscrow(submission, held.amount, bounty);
         total -= held.amount;
         emit Forfeited(submission, held.node, held.amount, to);
-        _token.safeTransfer(to, held.amount);
+        _token.safeTransfer(to, held.amount - bounty);
+        if (bounty != 0) _token.safeTransfer(court, bounty);
     }
 
     /// @inheritdoc IStakeVault

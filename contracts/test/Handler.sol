@@ -24,6 +24,9 @@ contract Handler is Network {
 
     ICourt.LoggedEntry internal entry;
     mapping(bytes32 submission => ICourt.LoggedEntry) internal executed;
+    mapping(bytes32 penalty => bytes32 submission) internal judgedOf;
+    uint256 internal found;
+    uint256 internal claimed;
     address[] internal workers;
     address internal funder = makeAddr("funder");
 
@@ -99,24 +102,85 @@ contract Handler is Network {
 
     function judge(uint256 which, bool isFraudulent) public {
         (bytes32 submission, ICourt.Slash memory slash) = slashAt(which);
-        if (slash.status != ICourt.SlashStatus.Appealed || isFrozen) return;
+        if (slash.status != ICourt.SlashStatus.Appealed || slash.isPenalty || isFrozen) return;
         bool isInTime = block.timestamp < slash.judgeUntil;
         entry = loggedEnd(submission, isFraudulent ? "SlashExecuted" : "SlashOverturned");
         ICourt.Verdict[] memory same = verdictsOf(submission, isFraudulent ? 2 : 0, 0, 3);
         ICourt.Verdict[] memory others = verdictsOf(submission, isFraudulent ? 2 : 0, 3, 3);
         address[] memory judges = judgesFrom(0, 3);
-        note(!attempt(abi.encodeCall(court.judge, (submission, judges, same, entry))), "judged by the same quorum");
-        bool isDone = attempt(abi.encodeCall(court.judge, (submission, judges, others, entry)));
+        note(
+            !attempt(abi.encodeCall(court.judge, (submission, judges, same, address(0), entry))),
+            "judged by the same quorum"
+        );
+        bool isDone = attempt(abi.encodeCall(court.judge, (submission, judges, others, address(0), entry)));
         note(isDone == isInTime, "judged after the window, or not inside it");
+    }
+
+    function penalise(uint256 who, uint64 outcome) public {
+        address validator = workerAt(who);
+        uint256 taken = court.takenOn(RUN, block.timestamp / 1 days);
+        uint256 amount = vault.slashableOf(validator);
+        if (amount > terms().validatorSlash) amount = terms().validatorSlash;
+        if (isFrozen || amount == 0) return;
+        bytes32 submission = keccak256(abi.encode("judged", leases++));
+        ICourt.Verdict memory refuted = verdictOf(WORKER_KEY + who % WORKERS, submission, outcome % 3);
+        entry = loggedPenalty(submission, validator, 7);
+        bytes memory call_ = abi.encodeCall(court.proposePenalty, (RUN, submission, refuted, 7, entry));
+        bool isOpen = attempt(call_);
+        note(isOpen == (taken + amount <= terms().slashPerDay), "a penalty passed a day's limit, or stopped inside it");
+        if (!isOpen) return;
+        judgedOf[court.penaltyOf(submission, validator)] = submission;
+        submissions.push(court.penaltyOf(submission, validator));
+        note(!attempt(call_), "penalised twice");
+    }
+
+    function endPenalty(uint256 which, uint64 outcome) public {
+        (bytes32 penalty, ICourt.Slash memory slash) = slashAt(which);
+        bool isInTime = block.timestamp < slash.judgeUntil && !isFrozen;
+        bool isUnappealed = slash.status == ICourt.SlashStatus.Open && block.timestamp >= slash.appealUntil;
+        bool isAppealed = slash.status == ICourt.SlashStatus.Appealed;
+        bool isOpposite = outcome % 3 != 1 && outcome % 3 + slash.refuted == 2;
+        ICourt.Verdict[] memory others = verdictsOf(judgedOf[penalty], outcome % 3, 3, 3);
+        bytes memory call_ = abi.encodeCall(court.judgePenalty, (judgedOf[penalty], slash.node, others));
+        bool isJudged = attempt(call_);
+        note(isJudged == (slash.isPenalty && isAppealed && isInTime && isOpposite), "judged without the opposite");
+        bool isDone = attempt(abi.encodeCall(court.executePenalty, penalty));
+        note(isDone == (slash.isPenalty && isUnappealed && isInTime), "a penalty was executed when it was not due");
+    }
+
+    /// @dev The log names a finder.
+    function executeFound(uint256 which) public {
+        (bytes32 submission, ICourt.Slash memory slash) = slashAt(which);
+        bool isWindowOver = block.timestamp >= slash.appealUntil && block.timestamp < slash.judgeUntil;
+        bool isDue = slash.status == ICourt.SlashStatus.Open && isWindowOver && !isFrozen && !slash.isPenalty;
+        if (!isDue) return;
+        entry = loggedExecution(submission, funder);
+        note(!attempt(abi.encodeCall(court.execute, (submission, operator, entry))), "the bounty went to another");
+        uint256 held = vault.escrowOf(submission).amount;
+        note(attempt(abi.encodeCall(court.execute, (submission, funder, entry))), "not executed when due");
+        found += held * terms().bountyShare / 10_000;
+    }
+
+    function claimBounty() public {
+        uint256 granted = court.bountyOf(funder);
+        note(attempt(abi.encodeCall(court.claimBounty, funder)) == (granted != 0), "a bounty was claimed twice");
+        claimed += granted;
+        note(court.bounties() + claimed == found, "bounties are not what was found");
     }
 
     /// @dev The log ends it, one way or the other.
     function end(uint256 which, bool isExecuted) public {
         (bytes32 submission, ICourt.Slash memory slash) = slashAt(which);
-        if (slash.status != ICourt.SlashStatus.Open || isFrozen) return;
+        if (slash.status != ICourt.SlashStatus.Open || slash.isPenalty || isFrozen) return;
         entry = loggedEnd(submission, isExecuted ? "SlashExecuted" : "SlashOverturned");
-        if (isExecuted) executed[submission] = entry;
-        else note(!attempt(abi.encodeCall(court.execute, (submission, entry))), "executed what the log overturned");
+        if (isExecuted) {
+            executed[submission] = entry;
+        } else {
+            note(
+                !attempt(abi.encodeCall(court.execute, (submission, address(0), entry))),
+                "executed what the log overturned"
+            );
+        }
         bool isBack = attempt(abi.encodeCall(court.overturn, (submission, entry)));
         note(isBack == !isExecuted, "overturned without the log's word, or not with it");
     }
@@ -125,7 +189,7 @@ contract Handler is Network {
         (bytes32 submission, ICourt.Slash memory slash) = slashAt(which);
         bool isWindowOver = block.timestamp >= slash.appealUntil && block.timestamp < slash.judgeUntil;
         bool isDue = slash.status == ICourt.SlashStatus.Open && isWindowOver && !isFrozen;
-        bool isDone = attempt(abi.encodeCall(court.execute, (submission, executed[submission])));
+        bool isDone = attempt(abi.encodeCall(court.execute, (submission, address(0), executed[submission])));
         note(
             isDone == (isDue && executed[submission].size != 0),
             "executed with the window open or without the log's word, or not when due"
@@ -248,7 +312,7 @@ contract Handler is Network {
         }
         vm.startPrank(thief);
         (bool a,) = address(vault).call(abi.encodeCall(vault.seize, (submission, workerAt(which), 1)));
-        (bool b,) = address(vault).call(abi.encodeCall(vault.forfeit, (submission, thief)));
+        (bool b,) = address(vault).call(abi.encodeCall(vault.forfeit, (submission, thief, 0)));
         (bool c,) = address(vault).call(abi.encodeCall(vault.withdraw, workerAt(which)));
         (bool d,) = address(pool).call(abi.encodeCall(pool.receiveForfeit, (RUN, 1)));
         vm.stopPrank();

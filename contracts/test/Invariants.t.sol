@@ -63,7 +63,7 @@ contract InvariantsTest is Test {
     function checkValueIsConserved() internal view {
         uint256 inside = token.balanceOf(address(vault)) + token.balanceOf(address(court)) + pool.held();
         assertEq(inside + handler.outside(), token.totalSupply(), "value was made or lost");
-        assertEq(court.bonds(), token.balanceOf(address(court)), "bonds");
+        assertEq(court.bonds() + court.bounties(), token.balanceOf(address(court)), "bonds and bounties");
         assertEq(pool.held(), token.balanceOf(address(pool)), "pool balance");
         uint256 escrow;
         for (uint256 i = 0; i < handler.submissionCount(); i++) {

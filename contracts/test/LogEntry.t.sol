@@ -19,7 +19,7 @@ contract LogEntryTest is Network {
 
     /// @dev The bytes of the number after the name of its field.
     function numberOf(uint64 number, uint256 length) internal view returns (bytes memory found) {
-        bytes memory entry = LogEntry.slashExecuted(bytes32(0), payloadAt(number, RUN_NAME));
+        bytes memory entry = LogEntry.slashOverturned(bytes32(0), payloadAt(number, RUN_NAME));
         // 1 + 11 + 2 + 32 of the body, 14 + 1 of expires_at_ms, 13 of the name
         found = new bytes(length);
         for (uint256 i = 0; i < length; i++) {

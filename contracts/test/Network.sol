@@ -64,6 +64,7 @@ abstract contract Network is Test {
             stakeMin: 1000,
             slashAmount: 600,
             slashPerDay: 1500,
+            validatorSlash: 400,
             appealBond: 50,
             epochBudget: 10_000,
             epochTime: 1 hours,
@@ -73,7 +74,8 @@ abstract contract Network is Test {
             judgementWindow: 3 days,
             judgeAge: 0,
             quorum: 3,
-            slashToPool: true
+            slashToPool: true,
+            bountyShare: 2000
         });
     }
 
@@ -220,8 +222,30 @@ abstract contract Network is Test {
         return logged(hex"83ab616d6f756e745f6e616e6fcd0258", body, "SlashProposed");
     }
 
+    /// @dev The log's end of a slash, executed without a bounty.
     function loggedEnd(bytes32 submission, string memory kind) internal returns (ICourt.LoggedEntry memory) {
+        bool isExecuted = keccak256(bytes(kind)) == keccak256("SlashExecuted");
+        if (isExecuted) return loggedExecution(submission, address(0));
         return logged("signature", bytes.concat(hex"81aa7375626d697373696f6ec420", submission), kind);
+    }
+
+    function loggedExecution(bytes32 submission, address bountyTo) internal returns (ICourt.LoggedEntry memory) {
+        bytes memory finder = bountyTo == address(0) ? bytes(hex"c0") : abi.encodePacked(hex"c414", bountyTo);
+        bytes memory body =
+            bytes.concat(hex"82a9626f756e74795f746f", finder, hex"aa7375626d697373696f6ec420", submission);
+        return logged("signature", body, "SlashExecuted");
+    }
+
+    /// @dev A penalty below 128 nano.
+    function loggedPenalty(bytes32 submission, address validator, uint8 penaltyNano)
+        internal
+        returns (ICourt.LoggedEntry memory)
+    {
+        bytes memory penalty = abi.encodePacked(hex"83ac70656e616c74795f6e616e6f", penaltyNano);
+        bytes memory body = abi.encodePacked(
+            penalty, hex"aa7375626d697373696f6ec420", submission, hex"a976616c696461746f72c414", validator
+        );
+        return logged("signature", body, "ValidatorScored");
     }
 
     /// @dev Everything a proposal needs, made and sent. The first three judges say fraudulent.

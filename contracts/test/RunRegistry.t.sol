@@ -29,7 +29,7 @@ contract RunRegistryTest is Network {
         assertEq(uint8(run.status), uint8(IRunRegistry.RunStatus.Active));
         assertEq(run.createdAt, block.timestamp);
         assertEq(registry.network(), "testnet");
-        (,, uint48 overAt) = registry.standingOf(RUN);
+        (,, uint48 overAt) = registry.statusOf(RUN);
         assertEq(overAt, 0);
     }
 
@@ -82,6 +82,15 @@ contract RunRegistryTest is Network {
         wanted.slashPerDay = 599;
         refuse(abi.encodeWithSelector(IRunRegistry.DayUnderSlash.selector, 599, 600), wanted);
         wanted = terms();
+        wanted.validatorSlash = 1001;
+        refuse(abi.encodeWithSelector(IRunRegistry.SlashOverStake.selector, 1001, 1000), wanted);
+        wanted.validatorSlash = 900;
+        wanted.slashPerDay = 899;
+        refuse(abi.encodeWithSelector(IRunRegistry.DayUnderSlash.selector, 899, 900), wanted);
+        wanted = terms();
+        wanted.bountyShare = 10_001;
+        refuse(abi.encodeWithSelector(IRunRegistry.ShareOutOfRange.selector, 10_001, 10_000), wanted);
+        wanted = terms();
         wanted.epochTime = 0;
         refuse(abi.encodeWithSelector(IRunRegistry.TimeMissing.selector), wanted);
         wanted = terms();
@@ -114,7 +123,7 @@ contract RunRegistryTest is Network {
         set(IRunRegistry.RunStatus.Paused);
         set(IRunRegistry.RunStatus.Active);
         set(IRunRegistry.RunStatus.Closed);
-        (,, uint48 overAt) = registry.standingOf(RUN);
+        (,, uint48 overAt) = registry.statusOf(RUN);
         assertEq(overAt, block.timestamp + DELAY);
         vm.startPrank(operator);
         vm.expectPartialRevert(IRunRegistry.StatusRefused.selector);

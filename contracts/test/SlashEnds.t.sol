@@ -14,18 +14,18 @@ contract SlashEndsTest is CourtScene {
         propose();
         entry = loggedEnd(submission, "SlashExecuted");
         vm.expectPartialRevert(ICourt.AppealWindowOpen.selector);
-        court.execute(submission, entry);
+        court.execute(submission, address(0), entry);
         vm.expectPartialRevert(ICourt.JudgementWindowOpen.selector);
         court.refund(submission);
         skip(3 days);
         vm.expectEmit();
         emit ICourt.SlashExecuted(submission, 600, 0, address(pool));
-        court.execute(submission, entry);
+        court.execute(submission, address(0), entry);
         assertEq(pool.poolOf(RUN).held, 600);
         assertEq(token.balanceOf(address(pool)), 600);
         assertEq(vault.positionOf(node).escrow, 0);
         vm.expectPartialRevert(ICourt.WrongStatus.selector);
-        court.execute(submission, entry);
+        court.execute(submission, address(0), entry);
         vm.expectPartialRevert(ICourt.WrongStatus.selector);
         court.refund(submission);
     }
@@ -35,7 +35,7 @@ contract SlashEndsTest is CourtScene {
         entry = loggedEnd(submission, "SlashOverturned");
         skip(3 days);
         vm.expectPartialRevert(ICourt.NotInLeaf.selector);
-        court.execute(submission, entry);
+        court.execute(submission, address(0), entry);
         vm.expectEmit();
         emit ICourt.SlashOverturned(submission);
         vm.prank(makeAddr("anybody"));
@@ -78,7 +78,7 @@ contract SlashEndsTest is CourtScene {
         entry = loggedEnd(submission, "SlashExecuted");
         skip(1);
         vm.expectPartialRevert(ICourt.JudgementTooLate.selector);
-        court.execute(submission, entry);
+        court.execute(submission, address(0), entry);
         court.refund(submission);
         assertEq(vault.positionOf(node).stake, 1000);
     }
@@ -93,7 +93,7 @@ contract SlashEndsTest is CourtScene {
         bytes32 name = propose(WORKER_KEY);
         entry = loggedEnd(name, "SlashExecuted");
         skip(3 days);
-        court.execute(name, entry);
+        court.execute(name, address(0), entry);
         assertEq(token.balanceOf(BURNED), 600);
         assertEq(token.balanceOf(address(pool)), 0);
     }
@@ -105,7 +105,7 @@ contract SlashEndsTest is CourtScene {
         bytes32 name = propose(WORKER_KEY);
         entry = loggedEnd(name, "SlashExecuted");
         skip(5 days);
-        court.execute(name, entry);
+        court.execute(name, address(0), entry);
         assertEq(token.balanceOf(BURNED), 600);
     }
 
@@ -128,7 +128,7 @@ contract SlashEndsTest is CourtScene {
         entry = loggedEnd(submission, "SlashExecuted");
         skip(1);
         vm.expectPartialRevert(ICourt.WrongStatus.selector);
-        court.execute(submission, entry);
+        court.execute(submission, address(0), entry);
     }
 
     function test_lateAppealIsRefused() public {
@@ -142,7 +142,7 @@ contract SlashEndsTest is CourtScene {
     function judge(uint64 outcome, uint256 first, string memory kind) internal {
         entry = loggedEnd(submission, kind);
         say(outcome, first, 3);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        court.judge(submission, judgesFrom(0, 3), verdicts, address(0), entry);
     }
 
     function test_appealThatOthersRefuseIsExecuted() public {
@@ -174,7 +174,7 @@ contract SlashEndsTest is CourtScene {
         entry = loggedEnd(submission, "SlashExecuted");
         say(2, 3, 3);
         vm.expectPartialRevert(ICourt.JudgementTooLate.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        court.judge(submission, judgesFrom(0, 3), verdicts, address(0), entry);
         court.refund(submission);
         assertEq(vault.positionOf(node).stake, 1000);
         assertEq(token.balanceOf(node), 50);
@@ -186,12 +186,12 @@ contract SlashEndsTest is CourtScene {
         entry = loggedEnd(submission, "SlashExecuted");
         say(2, 2, 3);
         vm.expectPartialRevert(ICourt.JudgeAskedBefore.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        court.judge(submission, judgesFrom(0, 3), verdicts, address(0), entry);
         vm.expectPartialRevert(ICourt.JudgesDiffer.selector);
-        court.judge(submission, judgesFrom(5, 3), verdicts, entry);
+        court.judge(submission, judgesFrom(5, 3), verdicts, address(0), entry);
         say(2, 3, 2);
         vm.expectPartialRevert(ICourt.TooFewVerdicts.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        court.judge(submission, judgesFrom(0, 3), verdicts, address(0), entry);
     }
 
     function test_decisionIsTheLogsToo() public {
@@ -200,10 +200,10 @@ contract SlashEndsTest is CourtScene {
         entry = loggedEnd(submission, "SlashExecuted");
         say(0, 3, 3);
         vm.expectPartialRevert(ICourt.NotInLeaf.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        court.judge(submission, judgesFrom(0, 3), verdicts, address(0), entry);
         delete verdicts;
         vm.expectPartialRevert(ICourt.NotInLeaf.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        court.judge(submission, judgesFrom(0, 3), verdicts, address(0), entry);
     }
 
     function test_onlyAnAppealIsJudged() public {
@@ -211,7 +211,7 @@ contract SlashEndsTest is CourtScene {
         entry = loggedEnd(submission, "SlashExecuted");
         say(2, 3, 3);
         vm.expectPartialRevert(ICourt.WrongStatus.selector);
-        court.judge(submission, judgesFrom(0, 3), verdicts, entry);
+        court.judge(submission, judgesFrom(0, 3), verdicts, address(0), entry);
     }
 
     // --- A log that told two histories ---
@@ -222,7 +222,7 @@ contract SlashEndsTest is CourtScene {
         freezeLog();
         skip(3 days);
         vm.expectPartialRevert(ICourt.RunFrozen.selector);
-        court.execute(submission, entry);
+        court.execute(submission, address(0), entry);
         court.refund(submission);
         assertEq(vault.positionOf(node).stake, 1000);
     }
@@ -244,14 +244,15 @@ contract SlashEndsTest is CourtScene {
         uint256 judgedBefore = token.balanceOf(judgeAt(0)) + token.balanceOf(judgeAt(3));
         entry = loggedEnd(submission, isExecuted ? "SlashExecuted" : "SlashOverturned");
         if (end == 0) {
-            bytes memory call_ = abi.encodeCall(court.execute, (submission, entry));
+            bytes memory call_ = abi.encodeCall(court.execute, (submission, address(0), entry));
             attempt(call_, isExecuted && !isAppealed && isWindowOver && !isTooLate);
         }
         if (end == 1) attempt(abi.encodeCall(court.refund, submission), isTooLate);
         if (end == 2) attempt(abi.encodeCall(court.overturn, (submission, entry)), !isExecuted && !isAppealed);
         if (end == 3) {
             say(isExecuted ? 2 : 0, 3, 3);
-            bytes memory call_ = abi.encodeCall(court.judge, (submission, judgesFrom(0, 3), verdicts, entry));
+            bytes memory call_ =
+                abi.encodeCall(court.judge, (submission, judgesFrom(0, 3), verdicts, address(0), entry));
             attempt(call_, isAppealed && !isTooLate);
         }
         assertEq(token.balanceOf(judgeAt(0)) + token.balanceOf(judgeAt(3)), judgedBefore, "a judge gained");

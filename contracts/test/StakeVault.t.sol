@@ -208,7 +208,7 @@ contract StakeVaultTest is Network {
         vm.expectRevert(refusal);
         vault.restore("slash");
         vm.expectRevert(refusal);
-        vault.forfeit("slash", address(this));
+        vault.forfeit("slash", address(this), 0);
     }
 
     function test_slashTakesStakeFirstThenTheOldestUnbonding() public {
@@ -246,9 +246,11 @@ contract StakeVaultTest is Network {
         vault.seize("other", node, 401);
         vm.expectRevert(abi.encodeWithSelector(IStakeVault.EscrowTaken.selector, bytes32("slash")));
         vault.seize("slash", node, 1);
+        vm.expectRevert(abi.encodeWithSelector(IStakeVault.BountyOverEscrow.selector, bytes32("slash"), 600, 601));
+        vault.forfeit("slash", BURNED, 601);
         vault.restore("slash");
         vm.expectRevert(abi.encodeWithSelector(IStakeVault.EscrowUnknown.selector, bytes32("slash")));
-        vault.forfeit("slash", BURNED);
+        vault.forfeit("slash", BURNED, 0);
         vm.stopPrank();
         assertEq(vault.positionOf(node).stake, 1000);
     }
@@ -267,7 +269,7 @@ contract StakeVaultTest is Network {
         uint256 taken = bound(slash, 0, amount + 1);
         seize("slash", taken);
         vm.startPrank(address(court));
-        if (isForfeited) vault.forfeit("slash", BURNED);
+        if (isForfeited) vault.forfeit("slash", BURNED, 0);
         else vault.restore("slash");
         vm.stopPrank();
         uint256 lost = isForfeited ? taken : 0;

@@ -26,6 +26,7 @@ from prime_coordinator.constants import (
     SNAPSHOT_CHECK_MS,
     SWEEP_MS,
     UNFILED_CHECK_MS,
+    WRITER_CHECK_MS,
 )
 from prime_coordinator.core import Core
 from prime_coordinator.gossip.service import CoordinatorGossip
@@ -41,6 +42,7 @@ from prime_coordinator.home import (
 from prime_coordinator.intake.checker import CheckerPool
 from prime_coordinator.intake.uploads import BadFile, SubmissionVerifier, UploadReceiver
 from prime_coordinator.log.replay import recover_ledger
+from prime_coordinator.log.restored import note_restore
 from prime_coordinator.log.snapshots import SnapshotWriter
 from prime_coordinator.log.store import LogStore, open_log_store
 from prime_coordinator.log.writer import LogWriter
@@ -184,7 +186,9 @@ class CoordinatorServer:
         writer = LogWriter(
             store, home.mirror, log_key, network, tree, clock=clock, config=settings, on_head=core.set_head
         )
+        await note_restore(home.restored, core, writer, clock.now_ms())
         repaired = await writer.open_mirror()
+        home.restored.unlink(missing_ok=True)
         log.info("the log has %d entries; %d of the newest files of its mirror were repaired", writer.size, repaired)
         settlement = open_settlement(config, core.state, key, clock)
         core.audits.is_appealable = settlement.is_appealable
@@ -356,6 +360,7 @@ class CoordinatorServer:
             self._repeat(UNFILED_CHECK_MS, self._uploads.forget_unfiled),
             self._repeat(DISK_CHECK_MS, self._disk.check),
             self._repeat(SNAPSHOT_CHECK_MS, self._write_due_snapshot),
+            self._repeat(WRITER_CHECK_MS, self.writer.check_is_only_writer),
             self._scrub(),
             self._gossip.run(port),
             self.settlement.run(self),

@@ -155,6 +155,9 @@ UNFILED_CHECK_MS = 3_600_000
 SNAPSHOT_CHECK_MS = 1_000
 """Between two looks whether a snapshot of the state is due."""
 
+WRITER_CHECK_MS = 2_000
+"""Between two looks whether another process writes to the database: one look is a search in an index."""
+
 SCRUB_MS = 24 * 3_600_000
 """Between two comparisons of the whole log on disk with what was signed."""
 

@@ -43,6 +43,7 @@ from prime_protocol.ledger.entries import (
     FindingFiled,
     Inspected,
     LeaseEnded,
+    LogRestored,
     NodeStatus,
     NodeStatusSet,
     Outcome,
@@ -165,13 +166,16 @@ class Core:
         return HeartbeatReply(
             now_ms=now_ms,
             next_heartbeat_ms=self._intervals.heartbeat_ms,
-            head=self.head if self.head_size > heartbeat.head_size else b"",
+            # A node with a larger head has seen entries that a restore lost: it must see this one too.
+            head=self.head if self.head_size != heartbeat.head_size else b"",
+            restored_size=state.restored_size,
             witness=self.witnesses.get_note(node),
             weights=self._weights(run, run_state),
             lag_max=terms.lag_max,
             leases=self.leases.open_leases(run, node),
             audits=(*self.audits.tasks(node, run), *self.inspections.tasks(node, run))[:AUDITS_LISTED_MAX],
             reveals=self.audits.list_reveals(node, run, now_ms),
+            run_status=run_state.status,
             command=_get_command(known, run_state.suspended.get(node)),
             version_min=version_min,
             upgrade_by_ms=upgrade_by_ms,
@@ -237,6 +241,12 @@ class Core:
         if run is not None:
             self.payouts.mark_dirty(run)
         return logged
+
+    def append_restored(self, now_ms: int) -> None:
+        """Say that the log was rebuilt from a copy of all entries before this one."""
+        state = self.state
+        entry = LogRestored(size=state.size, root=state.frontier.root())
+        self.entry_writer.append_own(entry, None, self._log_time(now_ms))
 
     def append_chain_appeal(self, entry: Appealed, run: RunId, now_ms: int) -> None:
         """Append an appeal that was made on the chain; RemoteError if a rule refuses it."""
@@ -388,6 +398,7 @@ class Core:
             latest_step=run.latest,
             is_exhausted=step is not None and len(step.credited) >= step.terms.slots_per_step,
             accepted=self.updates.list_accepted(name, wanted.after),
+            restored_size=self.state.restored_size,
         )
 
     def get_step_facts(self, name: RunId, wanted: StepRequest) -> StepReply:

@@ -6,6 +6,7 @@ objects/      files that nodes sent         mirror/     the log as static files,
 lock          the running process             randomness.key  secret of an own randomness chain
 explorer/     the index of the web pages; it can be rebuilt from the log
 chain/        settlement on a chain: see settlement/files.py
+restored      after a restore, until the log says so: how many entries came back
 """
 
 import secrets
@@ -47,6 +48,7 @@ class CoordinatorHome:
         self.objects = folder / "objects"
         self.mirror = folder / "mirror"
         self.explorer = folder / "explorer"
+        self.restored = folder / "restored"
         self.lock = folder / "lock"
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from prime_coordinator.constants import UPDATES_KEPT_MAX
-from prime_protocol.constants import ACCEPTED_LISTED_MAX, UPDATES_LISTED_MAX
+from prime_protocol.constants import ACCEPTED_LISTED_MAX, RESTORE_GAP, UPDATES_LISTED_MAX
 from prime_protocol.ledger.entries import (
     AcceptedUnaudited,
     Appealed,
@@ -66,7 +66,7 @@ class SubmissionUpdates:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         # Half a step above the number of any update that an earlier process made from the same entries.
-        self._number = ledger.state.size * NUMBERS_PER_ENTRY + NUMBERS_PER_ENTRY // 2
+        self._number = self._compute_first_number() + NUMBERS_PER_ENTRY // 2
         self._unread: dict[tuple[RunId, NodeId], dict[Digest, SubmissionUpdate]] = {}
         """By number. Only the newest update about a submission is kept."""
         self._reasons: dict[Digest, str] = {}
@@ -213,5 +213,10 @@ class SubmissionUpdates:
             del unread[next(iter(unread))]
 
     def _next_number(self) -> int:
-        self._number = max(self._number + 1, self._ledger.state.size * NUMBERS_PER_ENTRY)
+        self._number = max(self._number + 1, self._compute_first_number())
         return self._number
+
+    def _compute_first_number(self) -> int:
+        """Of the next entry. After a restore it is above the numbers of all entries that may have been lost."""
+        state = self._ledger.state
+        return (state.size + state.restores * RESTORE_GAP) * NUMBERS_PER_ENTRY

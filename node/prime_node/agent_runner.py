@@ -1,4 +1,4 @@
-"""Runs the agent: feeds it events, carries out its effects, and records what the owner is shown of that.
+"""Runs the agent of one run: feeds it events, carries out its effects, and records what the owner is shown of that.
 
 The decisions are in agent/. This module waits, sends, loads and starts jobs, and reports the end of each as an event.
 The supervisor restarts `AgentRunner.run` after a failure; it then continues from the state on disk.
@@ -7,11 +7,13 @@ The supervisor restarts `AgentRunner.run` after a failure; it then continues fro
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 from prime_node.agent.agent import Agent
+from prime_node.agent.audit_schedule import AuditSchedule
 from prime_node.agent.events import (
     Audit,
     CancelGeneration,
@@ -25,10 +27,14 @@ from prime_node.agent.events import (
     GenerationProgressed,
     HoldChanged,
     LoadWeights,
+    LogRolledBack,
+    PendingEntry,
     ReplyReceived,
+    SavedState,
     SaveState,
     Send,
     SendRefused,
+    StakeMissing,
     Started,
     Stop,
     Tick,
@@ -36,18 +42,19 @@ from prime_node.agent.events import (
     WeightsReady,
 )
 from prime_node.agent.outbox import NodeProfile
-from prime_node.config import NodeConfig, NodeRole
+from prime_node.config import NodeConfig
 from prime_node.coordinator_client import CoordinatorClient
-from prime_node.jobs.runner import JobRunner
+from prime_node.jobs.runner import JobRunner, JobTools
+from prime_node.log.tree_heads import LossNoticed
 from prime_node.storage.keys import read_delegation
-from prime_node.storage.node_folder import NodeFolder
-from prime_node.storage.saved_state import SavedStateFile, UploadSpool
+from prime_node.storage.node_folder import RunFolder
+from prime_node.storage.saved_state import SavedStateFile
 from prime_node.swarm import Swarm
 from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.errors import LocalError
-from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted, RulesChanged
+from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted, RulesChanged, RunStatus
 from prime_protocol.log.tree_head import derive_witness_key
-from prime_protocol.wire.ids import Digest
+from prime_protocol.wire.ids import Digest, RunId
 from prime_protocol.wire.messages import (
     AuditTask,
     CheckpointRef,
@@ -72,6 +79,8 @@ class WorkStatus:
     """Of the lease that was generated last."""
     heartbeat_refusal: Refusal | None = None
     """Why the coordinator refused the last heartbeat; None where it did not."""
+    run_status: RunStatus = RunStatus.ACTIVE
+    """As the coordinator said last."""
     upgrade_by_ms: int = 0
     """When the run starts to require a newer protocol version; 0 where nothing is planned."""
     is_outdated: bool = False
@@ -93,6 +102,7 @@ class WorkStatus:
                 self.upgrade_by_ms, self.heartbeat_refusal = reply.upgrade_by_ms, None
                 self.is_outdated = reply.version_min > PROTOCOL_VERSION
                 self.rules_change = reply.rules_change
+                self.run_status = reply.run_status
             case Heartbeat(), SendRefused(refusal=refusal):
                 self.heartbeat_refusal = refusal
             case LeaseRequest(), ReplyReceived(reply=LeaseReply(lease=lease, reason=reason)):
@@ -103,7 +113,8 @@ class WorkStatus:
 
 @dataclass(slots=True)
 class Holds:
-    """Who wants the node to take no more work, and why. It outlives the agent, which gets it again after a restart."""
+    """Who wants the node to take no more work in any run, and why. It outlives the agents, which get it again after a
+    restart."""
 
     reasons: dict[str, str] = field(default_factory=dict)
     is_draining: bool = False
@@ -112,13 +123,20 @@ class Holds:
     def reason(self) -> str:
         return "; ".join(reason for reason in self.reasons.values() if reason)
 
-    def list_events(self) -> list[Event]:
-        held: list[Event] = [HoldChanged(self.reason)] if self.reason else []
-        return [*held, DrainRequested()] if self.is_draining else held
+
+@dataclass(frozen=True, slots=True)
+class SharedWork:
+    """What the runners of all runs share."""
+
+    tools: JobTools | None
+    """None on a relay, which needs no engine."""
+    coordinator: CoordinatorClient
+    schedule: AuditSchedule
+    holds: Holds
 
 
 class AgentRunner:
-    """The work of one node."""
+    """The work of one node in one run."""
 
     def __init__(
         self,
@@ -126,37 +144,38 @@ class AgentRunner:
         key: WalletKey,
         client: HttpClient,
         swarm: Swarm,
+        shared: SharedWork,
         *,
+        registers: bool,
         clock: Clock,
         rng: Random,
         on_stop: Callable[[str], None],
+        on_handled: Callable[[RunId, int], None],
+        on_stake_missing: Callable[[StakeMissing], None],
         on_appealed: Callable[[Digest], None],
     ) -> None:
+        """`config` names this run alone. `on_handled` is called after each event, with the coordinator's time."""
         self._config = config
         self._key = key
         self._swarm = swarm
         self._clock = clock
         self._rng = rng
+        self.run_id = config.run_id
+        self._shared = shared
+        self._registers = registers
         self._on_stop = on_stop
+        self._on_handled = on_handled
+        self._on_stake_missing = on_stake_missing
+        self.weights = swarm.runs[self.run_id]
         self.status = WorkStatus()
-        self.holds = Holds()
-        folder = NodeFolder(config.folder)
-        self._saved_state = SavedStateFile(folder.saved_state)
-        spool = UploadSpool(folder.spool)
-        self.coordinator = CoordinatorClient(client, config.server, spool, clock)
+        self._own_holds: dict[str, str] = {}
+        """Why no work is taken in this run alone, by who says so."""
+        self._saved_state = SavedStateFile(RunFolder(config, self.run_id).saved_state)
         self.job_runner: JobRunner | None = None
         """None on a relay, which needs no engine."""
-        if config.role is not NodeRole.RELAY:
-            self.job_runner = JobRunner(
-                config,
-                key.node,
-                client,
-                swarm,
-                spool,
-                post_event=self.post_event,
-                on_appealed=on_appealed,
-                clock=clock,
-            )
+        if shared.tools is not None:
+            common: dict[str, Any] = {"post_event": self._post_tracked, "on_appealed": on_appealed, "clock": clock}
+            self.job_runner = JobRunner(config, key.node, client, self.weights.fetcher, shared.tools, **common)
         self.agent: Agent | None = None
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks = asyncio.TaskGroup()
@@ -168,49 +187,73 @@ class AgentRunner:
     def post_event(self, event: Event) -> None:
         self._events.put_nowait(event)
 
-    def hold(self, reason: str, by: str = "owner") -> None:
-        """Takes no more work while any party has a reason. An empty reason withdraws that of `by`."""
-        before = self.holds.reason
-        self.holds.reasons[by] = reason
-        if self.holds.reason != before:
-            log.info("taking no more work: %s", self.holds.reason) if self.holds.reason else log.info("taking work")
-            self.post_event(HoldChanged(self.holds.reason))
+    def _post_tracked(self, event: Event) -> None:
+        """From the tracker of submissions. The stake is not of this run alone."""
+        if isinstance(event, StakeMissing):
+            self._on_stake_missing(event)
+        else:
+            self.post_event(event)
 
-    def drain(self) -> None:
-        """Finishes the current jobs, then stops."""
-        self.holds.is_draining = True
-        self.post_event(DrainRequested())
+    def hold(self, reason: str, by: str) -> None:
+        """Takes no more work in this run while any party has a reason. An empty reason withdraws that of `by`."""
+        if self._own_holds.get(by, "") != reason:
+            self._own_holds[by] = reason
+            log.info("%s: %s", self.run_id, f"taking no more work: {reason}" if reason else "taking work")
+            self.post_event(HoldChanged(self.hold_reason))
+
+    @property
+    def own_hold_reason(self) -> str:
+        """Why no work is taken in this run, whatever holds for the others; empty: it is taken."""
+        return "; ".join(reason for reason in self._own_holds.values() if reason)
+
+    @property
+    def hold_reason(self) -> str:
+        return "; ".join(reason for reason in (self._shared.holds.reason, self.own_hold_reason) if reason)
+
+    def load_state(self) -> SavedState:
+        return self._saved_state.load()
 
     def set_head_size(self, size: int) -> None:
         if self.agent is not None:
             self.agent.set_head_size(size)
 
-    async def close(self) -> None:
+    def handle_loss(self, loss: LossNoticed) -> None:
+        """The coordinator restored its log, and entries are lost."""
+        resent: list[PendingEntry] = []
         if self.job_runner is not None:
-            await self.job_runner.close()
+            self.job_runner.contexts.forget_facts()
+            resent = self.job_runner.tracker.list_lost(loss, self._config.network_id, self._key)
+        self.post_event(LogRolledBack(loss.head_size, tuple(resent)))
+
+    def close(self) -> None:
+        if self.job_runner is not None:
+            self.job_runner.close()
 
     # --- The loop ---------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Until it is cancelled, from the state on disk."""
-        agent = self.agent = Agent(self._key, self._make_profile(), self._rng)
-        state = self._saved_state.load()
-        if self.job_runner is not None:
-            self.job_runner.remove_orphan_files(state)
+        agent = self.agent = Agent(self._key, self._make_profile(), self._rng, self._shared.schedule)
+        state = self.load_state()
         self._events = asyncio.Queue()
         self._generating = {}
         if self._swarm.head_monitor.latest is not None:
             agent.set_head_size(self._swarm.head_monitor.latest.size)
         # A bug in a task ends the agent too; otherwise the agent would wait for an event that never comes.
-        async with asyncio.TaskGroup() as self._tasks:
-            for event in self.holds.list_events():
-                self.post_event(event)
-            event = Started(state)
+        async with AsyncExitStack() as stack:
+            stack.callback(self._shared.schedule.reset_run, self.run_id)
+            self._tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            if self.hold_reason:
+                self.post_event(HoldChanged(self.hold_reason))
+            if self._shared.holds.is_draining:
+                self.post_event(DrainRequested())
+            event: Event = Started(state)
             while True:
                 for effect in agent.handle(event, self._clock.now_ms()):
                     self._carry_out(effect)
                 if isinstance(event, Generated):
                     self._record_generated(event, agent)
+                self._on_handled(self.run_id, agent.get_server_ms(self._clock.now_ms()))
                 event = await self._next_event(agent.wake_ms - self._clock.now_ms())
 
     def _make_profile(self) -> NodeProfile:
@@ -226,7 +269,8 @@ class AgentRunner:
             )
         return NodeProfile(
             network=config.network_id,
-            run=config.run_id,
+            run=self.run_id,
+            registers=self._registers,
             runs_audited=config.runs_audited,
             roles=config.role.log_roles,
             hardware=config.hardware,
@@ -254,8 +298,8 @@ class AgentRunner:
             case LoadWeights(weights):
                 self.status.wanted_weights = weights
                 self._start(self._load_weights(weights))
-            case CheckTreeHead(head):
-                self._swarm.head_monitor.add_coordinator_head(head)
+            case CheckTreeHead(head, restored_size):
+                self._swarm.head_monitor.add_coordinator_head(head, restored_size)
             case CosignTreeHead(head):
                 self._swarm.head_monitor.add_head_to_cosign(head)
             case Stop(reason):
@@ -273,7 +317,7 @@ class AgentRunner:
     # --- Effects ----------------------------------------------------------------------------------------------------
 
     async def _send(self, send: Send) -> None:
-        event = await self.coordinator.send(send)
+        event = await self._shared.coordinator.send(send)
         if self.job_runner is not None:
             self.job_runner.record_sent(send, event)
         self.status.record_reply(send, event)
@@ -281,7 +325,7 @@ class AgentRunner:
 
     async def _load_weights(self, weights: CheckpointRef) -> None:
         try:
-            is_loaded = await self._swarm.fetcher.ensure_checkpoint(
+            is_loaded = await self.weights.fetcher.ensure_checkpoint(
                 weights.root, weights.manifest, lambda: self.status.wanted_weights is weights
             )
         except LocalError as error:
@@ -332,13 +376,14 @@ class AgentRunner:
         self.post_event(event)
 
     def _hold_if_engine_broken(self, job_runner: JobRunner) -> None:
-        """Takes no work while the engine is broken, and tries it again after a while."""
-        if job_runner.engine.is_broken and not self.holds.reasons.get("engine"):
-            self.hold(f"the engine keeps failing: {job_runner.engine.last_error}", by="engine")
+        """Takes no work while the engine keeps dying with this run's model, and tries it again after a while."""
+        engine = job_runner.engine
+        if engine.is_broken(self.run_id) and not self._own_holds.get("engine"):
+            self.hold(f"the engine keeps failing: {engine.get_error(self.run_id)}", by="engine")
             self._start(self._release_engine_hold(job_runner))
 
     async def _release_engine_hold(self, job_runner: JobRunner) -> None:
         try:
-            await self._clock.sleep_ms(job_runner.engine.get_retry_wait_ms())
+            await self._clock.sleep_ms(job_runner.engine.get_retry_wait_ms(self.run_id))
         finally:
             self.hold("", by="engine")

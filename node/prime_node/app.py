@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import signal
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from importlib.util import find_spec
@@ -27,7 +28,7 @@ from prime_node.storage.node_folder import (
     save_trainer,
 )
 from prime_protocol.errors import LocalError
-from prime_protocol.wire.ids import NodeId, friendly_name
+from prime_protocol.wire.ids import NodeId, RunId, friendly_name
 from prime_protocol.wire.signing import checksum_address
 from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http.client import HttpClient, open_client
@@ -124,19 +125,19 @@ class NodeProcess:
             limits=config.client,
             authority=config.authority,
         ) as client:
-            trainer = await self._discovery.resolve_trainer(config, client)
-            if trainer is None:
+            trainers = await self._discovery.resolve_trainers(config, client)
+            if trainers is None:
                 return ""
             check_port(config)
-            self._save_settings(config, trainer)
-            return await self._work(config, client, trainer)
+            self._save_settings(config, trainers)
+            return await self._work(config, client, trainers)
 
-    async def _work(self, config: NodeConfig, client: HttpClient, trainer: NodeId) -> str:
+    async def _work(self, config: NodeConfig, client: HttpClient, trainers: Mapping[RunId, NodeId]) -> str:
         hardware = config.hardware or describe_hardware(self._enforcer.listing)
-        daemon = self._daemon = Daemon(replace(config, hardware=hardware), self._key, client, trainer, self._clock)
+        daemon = self._daemon = Daemon(replace(config, hardware=hardware), self._key, client, trainers, self._clock)
         self._enforcer.control = DaemonControl(daemon)
         policy = asyncio.create_task(self._parts.run())
-        self._print(f"joined {config.run} as {config.role}, on {hardware}")
+        self._print(f"joined {', '.join(config.runs)} as {config.role}, on {hardware}")
         self._print(f"  watch it: prime-node status --watch{f', or {self._url}' if config.page.enabled else ''}")
         try:
             await daemon.run(self._stop)
@@ -146,11 +147,12 @@ class NodeProcess:
         self.is_log_broken = daemon.swarm.accusations.is_stopped
         return daemon.stop_reason
 
-    def _save_settings(self, config: NodeConfig, trainer: NodeId) -> None:
+    def _save_settings(self, config: NodeConfig, trainers: Mapping[RunId, NodeId]) -> None:
         if save_first_config(config):
             self._print(f"wrote {NodeFolder(config.folder).config}: the next start needs no flags")
         save_pins(config)
-        save_trainer(config.folder, trainer)
+        for run, trainer in trainers.items():
+            save_trainer(config.folder, run, trainer)
 
 
 def print_identity(opened: OpenedKey, config: NodeConfig, print_line: PrintLine) -> None:

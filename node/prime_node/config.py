@@ -5,7 +5,7 @@ this module, so it imports nothing slow: no numpy, no log entries, no network.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from enum import StrEnum
 from ipaddress import ip_address
 from pathlib import Path
@@ -134,7 +134,8 @@ class NodeConfig:
     coordinator_id: str = ""
     """Address of the coordinator's key. Default: pinned from its first answer."""
     run: str = ""
-    """Name of the run to take part in. Default: the only active run."""
+    """Name of the run to take part in. A validator may name several, separated by commas: one process and one engine
+    take the audits of all of them. Default: the only active run."""
     also_audits: tuple[str, ...] = ()
     """Further runs whose audits this key takes as a validator, each with a process and folder of its own. Every process
     of the key lists the others' runs."""
@@ -185,27 +186,33 @@ class NodeConfig:
 
         parsers: dict[str, Any] = {
             "network": NetworkId,
-            "run": RunId,
             "coordinator_id": NodeId.parse,
             "log_key": VerifierKey.parse,
             "domain": Domain.parse,
         }
         check_parsed(self, {name: parse for name, parse in parsers.items() if getattr(self, name)})
         check_urls("announce", self.announce)
-        self._check_also_audits()
+        self._check_runs()
         if self.coordinator:
             self._check_coordinator()
 
-    def _check_also_audits(self) -> None:
+    def _check_runs(self) -> None:
+        served = self.run.split(",") if self.run else []
+        for setting, names in (("run", served), ("also_audits", self.also_audits)):
+            for name in names:
+                try:
+                    RunId(name.strip())
+                except RemoteError as error:
+                    raise ConfigError(f"{setting}: {name!r} is not the name of a run: it {error.problem}") from None
+        if len(self.runs) > 1 and self.role is not NodeRole.VALIDATOR:
+            raise ConfigError(
+                f"run names {len(self.runs)} runs, and only a validator serves several, the role is {self.role}; start"
+                " one node per run, each with its own --folder"
+            )
         if self.also_audits and self.role not in (NodeRole.VALIDATOR, NodeRole.BOTH):
             raise ConfigError(f"also_audits is for validators, the role is {self.role}; leave it out")
-        if len(self.also_audits) >= RUNS_SERVED_MAX:
-            raise ConfigError(f"also_audits names {len(self.also_audits)} runs, the most is {RUNS_SERVED_MAX - 1}")
-        for name in self.also_audits:
-            try:
-                RunId(name)
-            except RemoteError as error:
-                raise ConfigError(f"also_audits: {name!r} is not the name of a run: it {error.problem}") from None
+        if len(self.runs_audited) > RUNS_SERVED_MAX:
+            raise ConfigError(f"run and also_audits name {len(self.runs_audited)} runs, the most is {RUNS_SERVED_MAX}")
 
     def _check_coordinator(self) -> None:
         try:
@@ -244,13 +251,25 @@ class NodeConfig:
         return self.replay.mode is ReplayMode.ON or (self.replay.mode is ReplayMode.AUTO and is_validator)
 
     @property
+    def runs(self) -> tuple[RunId, ...]:
+        """The runs that this process serves, in its owner's order."""
+        return tuple(dict.fromkeys(RunId(name.strip()) for name in self.run.split(","))) if self.run else ()
+
+    @property
     def run_id(self) -> RunId:
-        return RunId(self.run)
+        """The first run."""
+        return self.runs[0]
 
     @property
     def runs_audited(self) -> tuple[RunId, ...]:
         """The runs that a validator registers for."""
-        return tuple(sorted({self.run_id, *map(RunId, self.also_audits)}))
+        return tuple(sorted({*self.runs, *map(RunId, self.also_audits)}))
+
+    def for_run(self, run: RunId) -> "NodeConfig":
+        """The settings as one of the runs sees them. The registration still names the others."""
+        others = {*self.runs, *map(RunId, self.also_audits)} - {run}
+        is_validator = self.role in (NodeRole.VALIDATOR, NodeRole.BOTH)
+        return replace(self, run=run, also_audits=tuple(sorted(others)) if is_validator else ())
 
     @property
     def server(self) -> ServerAddress:

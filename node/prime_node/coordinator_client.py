@@ -6,6 +6,7 @@ decides: a coordinator that already has the entry in its log refuses the file to
 
 import asyncio
 import logging
+from contextlib import nullcontext
 from typing import Any
 
 from prime_node.agent.events import Event, ReplyReceived, Send, SendRefused, SendTimedOut
@@ -44,6 +45,8 @@ class CoordinatorClient:
         """Why the last message got no reply; empty where it got one."""
         self.last_reply_ms: int | None = None
         """When the last reply came, on the wall clock."""
+        self._entry_lock = asyncio.Lock()
+        """The log takes a key's entries only with rising sequence numbers: one at a time, over all runs."""
         self.uploaded_bytes = 0
         """Bytes of files, since this process started."""
 
@@ -52,7 +55,10 @@ class CoordinatorClient:
         try:
             if send.file is not None:
                 await self._upload_file(send, send.file)
-            answer = await self._client.call(self._server, endpoint, send.message, run=send.run, deadline_ms=SEND_MS)
+            async with self._entry_lock if endpoint in ENTRY_ENDPOINTS else nullcontext():
+                answer = await self._client.call(
+                    self._server, endpoint, send.message, run=send.run, deadline_ms=SEND_MS
+                )
         except http_errors.CallRefused as error:
             self._record_reachability("")
             log.info("%s was refused: %s", endpoint.kind, error)

@@ -8,15 +8,17 @@ import logging
 import random
 import re
 import secrets
+from collections.abc import Mapping
 
 from prime_node.agent.events import HeadCosigned, StopRequested
-from prime_node.agent_runner import AgentRunner
 from prime_node.config import NodeConfig
+from prime_node.log.tree_heads import LossNoticed
+from prime_node.node_work import NodeWork
 from prime_node.settlement.appeals import ChainAppeals
 from prime_node.settlement.payout_watch import PayoutWatch
 from prime_node.storage.node_folder import save_trainer
 from prime_node.swarm import Swarm
-from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.ids import NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock, wait_until_set
 from prime_runtime.http.client import HttpClient
@@ -31,9 +33,11 @@ GPU_DEVICE = re.compile(r"cuda(?::(\d+))?")
 
 
 class Daemon:
-    """One node at work, once it knows the run's trainer."""
+    """One node at work, once it knows the trainers of its runs."""
 
-    def __init__(self, config: NodeConfig, key: WalletKey, client: HttpClient, trainer: NodeId, clock: Clock) -> None:
+    def __init__(
+        self, config: NodeConfig, key: WalletKey, client: HttpClient, trainers: Mapping[RunId, NodeId], clock: Clock
+    ) -> None:
         self.config = config
         self._clock = clock
         self._stop = asyncio.Event()
@@ -42,9 +46,9 @@ class Daemon:
         self.stop_reason = ""
         """Why the process ends, where its owner did not ask for it."""
         rng = random.Random(secrets.randbits(64))
-        self.swarm = Swarm(config, key, client, trainer, clock=clock, rng=rng)
+        self.swarm = Swarm(config, key, client, trainers, clock=clock, rng=rng)
         appeals = ChainAppeals(config, key, clock)
-        self.work = AgentRunner(
+        self.work = NodeWork(
             config,
             key,
             client,
@@ -55,18 +59,21 @@ class Daemon:
             on_appealed=appeals.request_appeal,
         )
         self.swarm.head_monitor.on_verified = self.work.set_head_size
-        self.swarm.head_monitor.on_cosigned = lambda cosigned: self.work.post_event(HeadCosigned(cosigned))
+        self.swarm.head_monitor.on_loss = self._handle_loss
+        self.swarm.head_monitor.on_cosigned = lambda cosigned: self.work.first.post_event(HeadCosigned(cosigned))
         self.swarm.accusations.on_change = lambda reason: self.work.hold(reason, by="log")
         parts = [
-            SupervisedTask("agent", self.work.run),
+            *self.work.list_parts(),
             *self.swarm.parts(),
             SupervisedTask("trainer", self._watch_trainer),
         ]
-        if self.work.job_runner is not None:
+        if self.work.tools is not None:
             parts.append(SupervisedTask("appeals", appeals.run))
         if self.swarm.ledger_follower is not None and PayoutWatch.is_allowed(config):
-            watch = PayoutWatch(config, key, self.swarm.ledger_follower, clock)
-            parts.append(SupervisedTask("payout roots", watch.run))
+            for run in config.runs:
+                watch = PayoutWatch(config.for_run(run), key, self.swarm.ledger_follower, clock)
+                of = f" of {run}" if len(config.runs) > 1 else ""
+                parts.append(SupervisedTask(f"payout roots{of}", watch.run))
         self.supervisor = Supervisor(parts, clock)
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -82,9 +89,14 @@ class Daemon:
     async def _wait_for_stop(self, stop: asyncio.Event) -> None:
         """Waits for `stop`, then gives the agent a moment to return its leases."""
         await stop.wait()
-        self.work.post_event(StopRequested())
+        self.work.post_to_all(StopRequested())
         if not await wait_until_set(self._agent_done, SHUTDOWN_MS):
             log.warning("shutdown timed out; leases and unsent entries resume at the next start")
+
+    def _handle_loss(self, loss: LossNoticed) -> None:
+        if self.swarm.ledger_follower is not None:
+            self.swarm.ledger_follower.handle_loss()
+        self.work.handle_loss(loss)
 
     def _finish(self, reason: str) -> None:
         self._end(reason)
@@ -95,14 +107,22 @@ class Daemon:
         self._stop.set()
 
     async def _watch_trainer(self) -> None:
-        """Ends the process when the run gets another trainer, since the weights here are then not the run's."""
+        """Takes no more work in a run that gets another trainer, since the weights here are then not the run's. Ends
+        the process where that is the only run."""
+        told: set[RunId] = set()
         while True:
             await self._clock.sleep_ms(POLL_MS)
-            trainer = self.swarm.relay_client.trainer
-            if trainer is not None and trainer != self.swarm.trainer:
-                save_trainer(self.config.folder, trainer)
-                self._end(f"the run's trainer changed from {self.swarm.trainer} to {trainer}; start the node again")
-                return
+            for run, weights in self.swarm.runs.items():
+                trainer = weights.relay_client.trainer
+                if trainer in (None, weights.trainer) or run in told:
+                    continue
+                told.add(run)
+                save_trainer(self.config.folder, run, trainer)
+                reason = f"the trainer of {run} changed from {weights.trainer} to {trainer}; start the node again"
+                if len(told) == len(self.swarm.runs):
+                    self._end(reason)
+                    return
+                self.work.runners[run].hold(reason, by="trainer")
 
 
 class DaemonControl:
@@ -121,23 +141,24 @@ class DaemonControl:
 
     def restart_engine(self) -> None:
         """Stops the engine process. The next job starts it again, on the GPUs that are there then."""
-        job_runner = self._work.job_runner
-        if job_runner is not None and (self._restart_task is None or self._restart_task.done()):
-            self._restart_task = asyncio.create_task(job_runner.engine.stop_process())
+        tools = self._work.tools
+        if tools is not None and (self._restart_task is None or self._restart_task.done()):
+            self._restart_task = asyncio.create_task(tools.engine.stop_process())
 
     @property
     def leases_done(self) -> int:
-        return self._work.status.leases_done
+        return self._work.leases_done
 
     @property
     def transferred_bytes(self) -> int:
-        swarm = self._swarm
-        return swarm.server.sent_bytes + swarm.fetcher.received_bytes + self._work.coordinator.uploaded_bytes
+        weights = self._swarm.runs.values()
+        sent = sum(each.server.sent_bytes + each.fetcher.received_bytes for each in weights)
+        return sent + self._work.coordinator.uploaded_bytes
 
     @property
     def engine_gpus(self) -> tuple[int, ...]:
-        job_runner = self._work.job_runner
-        return find_gpus(job_runner.engine.get_status()["device"]) if job_runner is not None else ()
+        tools = self._work.tools
+        return find_gpus(tools.engine.get_status()["device"]) if tools is not None else ()
 
 
 def find_gpus(device: str) -> tuple[int, ...]:

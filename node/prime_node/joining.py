@@ -94,8 +94,9 @@ def complete_config(config: NodeConfig, info: CoordinatorInfo) -> NodeConfig:
             f"{info.coordinator} answers at {config.coordinator}, but coordinator_id is {config.coordinator_id}."
             " That is another coordinator: ask the operator before you trust it"
         )
-    if config.run and config.run not in [run.name for run in info.runs]:
-        raise LocalError(f"there is no run {config.run} on {info.network}; there are: {_list_runs(info)}")
+    for name in config.runs:
+        if name not in [run.name for run in info.runs]:
+            raise LocalError(f"there is no run {name} on {info.network}; there are: {_list_runs(info)}")
     return replace(
         config,
         network=str(info.network),
@@ -184,8 +185,17 @@ class CoordinatorDiscovery:
             return self._config
         return await self._retry(self._fetch_coordinator_info)
 
-    async def resolve_trainer(self, config: NodeConfig, client: HttpClient) -> NodeId | None:
-        """The run's trainer, as saved by an earlier start, or as the coordinator says now; None: stopped first."""
+    async def resolve_trainers(self, config: NodeConfig, client: HttpClient) -> dict[RunId, NodeId] | None:
+        """The trainer of each run, as an earlier start saved it, or as the coordinator says; None: stopped first."""
+        trainers: dict[RunId, NodeId] = {}
+        for run in config.runs:
+            trainer = await self._resolve_trainer(config.for_run(run), client)
+            if trainer is None:
+                return None
+            trainers[run] = trainer
+        return trainers
+
+    async def _resolve_trainer(self, config: NodeConfig, client: HttpClient) -> NodeId | None:
         return read_trainer(config) or await self._retry(lambda: self._fetch_trainer(config, client))
 
     async def _fetch_coordinator_info(self) -> NodeConfig:

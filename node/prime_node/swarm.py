@@ -1,21 +1,21 @@
-"""The node's connection to other nodes: gossip, fetching and serving weights, comparing tree heads.
+"""The node's connection to other nodes: gossip, the weights of each run, comparing tree heads.
 
 This module wires parts that may each fail and restart; the daemon supervises them. Nothing here decides.
 """
 
 import logging
+from collections.abc import Mapping
 from random import Random
 
-from prime_node.config import NodeConfig, NodeRole
+from prime_node.config import NodeConfig
 from prime_node.log.accusations import AccusationKeeper
 from prime_node.log.ledger_follower import LedgerFollower
 from prime_node.log.log_sources import LogSource
 from prime_node.log.tree_heads import HeadMonitor
 from prime_node.policy.usage import DailyCounterFile
+from prime_node.run_weights import RunWeights, ShardRoutes
 from prime_node.storage.node_folder import NodeFolder
-from prime_node.weights.checkpoints import CheckpointFetcher
-from prime_node.weights.events import FetchLimits
-from prime_node.weights.relay import RelayFollower
+from prime_node.weights.connection import ConnectionPool
 from prime_protocol.gossip.accusation import Accusation
 from prime_protocol.gossip.guard import GossipGuard
 from prime_protocol.gossip.messages import HeadSeen, ReceivedGossip
@@ -23,16 +23,14 @@ from prime_protocol.log.tree_head import VerifierKey
 from prime_protocol.wire.ids import NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.gossip.transport import GossipHttpClient, GossipPublisher, Libp2pTransport
+from prime_runtime.gossip.transport import GossipPublisher, Libp2pTransport
 from prime_runtime.http.client import HttpClient
 from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.announcer import Announcer, announce_stop_within_deadline
 from prime_runtime.shardcast.config import with_ports
-from prime_runtime.shardcast.directory import ServerDirectory
-from prime_runtime.shardcast.server import ShardServer
-from prime_runtime.shardcast.store import ShardStore
+from prime_runtime.shardcast.server import ShardResponse
 from prime_runtime.shardcast.upload_slots import UploadSlots
 from prime_runtime.supervisor import SupervisedTask
 
@@ -46,72 +44,68 @@ class Swarm:
     """The connections of one node."""
 
     def __init__(
-        self, config: NodeConfig, key: WalletKey, client: HttpClient, trainer: NodeId, *, clock: Clock, rng: Random
+        self,
+        config: NodeConfig,
+        key: WalletKey,
+        client: HttpClient,
+        trainers: Mapping[RunId, NodeId],
+        *,
+        clock: Clock,
+        rng: Random,
     ) -> None:
-        self._config = config
+        self._config, network = config, config.network_id
         self._clock = clock
-        self._run = config.run_id
-        network = config.network_id
-        self.trainer = trainer
-        self.directory = ServerDirectory()
-        self.guard = GossipGuard(network, is_trainer=lambda run, node: node == trainer)
-        self.libp2p = Libp2pTransport(key, network, config.p2p, clock=clock, guard=self.guard)
-        self.relay_client = GossipHttpClient(
-            client,
-            config.server,
-            network=network,
-            run=self._run,
-            clock=clock,
-            guard=self.guard,
-            deliver=self.handle_gossip,
+        self._daily_upload = DailyCounterFile(NodeFolder(config.folder).daily_upload, clock)
+        self.slots = UploadSlots(config.upload.limits(), sent_bytes=self._daily_upload.load(), now_ms=clock.now_ms())
+        connections = ConnectionPool(
+            allow_private=config.allows_private_addresses, bytes_per_s=config.weights.bytes_per_s or None
         )
-        transports = (self.relay_client.send, self.libp2p.send)
+        self.guard = GossipGuard(network, is_trainer=lambda run, node: trainers.get(run) == node)
+        sending: dict[int, ShardResponse] = {}
+        self.runs = {
+            run: RunWeights(
+                config,
+                run,
+                trainer,
+                node=key.node,
+                client=client,
+                guard=self.guard,
+                slots=self.slots,
+                sending=sending,
+                connections=connections,
+                clock=clock,
+                rng=rng,
+                deliver=self.handle_gossip,
+            )
+            for run, trainer in trainers.items()
+        }
+        self.libp2p = Libp2pTransport(key, network, config.p2p, clock=clock, guard=self.guard)
+        transports = (self._first.relay_client.send, self.libp2p.send)
         self._publisher = GossipPublisher(
             key, network, self.guard, clock=clock, sequence=SequenceCounter.shared(), transports=transports
         )
-        self._open_weights(key, rng)
         self._http = HttpServer(key, network, clock=clock, limits=config.limits)
-        self.server.add_routes(self._http)
+        ShardRoutes([each.server for each in self.runs.values()]).add_to(self._http)
         self.head_monitor = self._open_head_monitor(client, key)
         self.accusations = self._open_accusations(key)
         self.ledger_follower = self._open_ledger_follower(client) if config.replays_log else None
         """Replays the ledger's rules; None where this node does not."""
-        self._announcer = Announcer(
-            self.server,
-            self._publisher,
-            run=self._run,
-            clock=clock,
-            list_urls=lambda: self.urls,
-            count_nodes=lambda: self.relay_client.nodes,
-        )
+        self._announcers = {run: self._make_announcer(each) for run, each in self.runs.items()}
         self.urls: tuple[str, ...] = ()
         """Where others fetch weights from this node; empty: it serves none."""
 
-    def _open_weights(self, key: WalletKey, rng: Random) -> None:
-        config, weights = self._config, self._config.weights
-        folder = weights.folder or NodeFolder(config.folder).weights
-        self.store = ShardStore(folder, network=config.network_id, run=self._run, trainer=self.trainer)
-        self._daily_upload = DailyCounterFile(NodeFolder(config.folder).daily_upload, self._clock)
-        self.slots = UploadSlots(
-            config.upload.limits(), sent_bytes=self._daily_upload.load(), now_ms=self._clock.now_ms()
-        )
-        proxies = config.limits.trusted_proxies
-        self.server = ShardServer(
-            self.store, self.slots, clock=self._clock, trusted_proxies=proxies, directory=self.directory
-        )
-        self.fetcher = CheckpointFetcher(
-            self.store,
-            self.directory,
-            node=key.node,
+    @property
+    def _first(self) -> RunWeights:
+        return next(iter(self.runs.values()))
+
+    def _make_announcer(self, weights: RunWeights) -> Announcer:
+        return Announcer(
+            weights.server,
+            self._publisher,
+            run=weights.run,
             clock=self._clock,
-            rng=rng,
-            limits=FetchLimits(transfers_max=weights.transfers_at_once),
-            allow_private=config.allows_private_addresses,
-            is_relay=config.role is NodeRole.RELAY and not weights.build,
-            keeps_chain=config.role is NodeRole.RELAY,
-            versions=weights.keep,
-            disk_bytes_max=weights.disk_bytes_max or None,
-            bytes_per_s=weights.bytes_per_s or None,
+            list_urls=lambda: self.urls,
+            count_nodes=lambda: weights.relay_client.nodes,
         )
 
     def _open_head_monitor(self, client: HttpClient, key: WalletKey) -> HeadMonitor:
@@ -123,8 +117,8 @@ class Swarm:
             NodeFolder(config.folder).heads,
             log_key=VerifierKey.parse(config.log_key) if config.log_key else None,
             clock=self._clock,
-            publish=lambda seen: self._publisher.publish(self._run, seen, known_nodes=self.relay_client.nodes),
-            count_nodes=lambda: self.relay_client.nodes,
+            publish=self._publish_head,
+            count_nodes=lambda: max(each.relay_client.nodes for each in self.runs.values()),
             witness=key,
         )
 
@@ -134,9 +128,9 @@ class Swarm:
             NodeFolder(config.folder).accusations,
             key,
             network=config.network_id,
-            run=self._run,
+            run=self._first.run,
             coordinator=config.server.node,
-            publish=lambda accusation: self._publisher.publish(self._run, accusation),
+            publish=lambda accusation: self._publisher.publish(self._first.run, accusation),
             clock=self._clock,
         )
         self.head_monitor.on_log_key = keeper.set_log_key
@@ -164,12 +158,19 @@ class Swarm:
         return [
             *([SupervisedTask("replay", follower.run)] if follower else []),
             SupervisedTask("accusations", self.accusations.run),
-            SupervisedTask("gossip relay", self.relay_client.run),
             SupervisedTask("gossip", self._run_gossip),
-            SupervisedTask("weights", self._run_weights),
-            SupervisedTask("serving", self._announcer.run),
+            *(part for run in self.runs for part in self._list_parts(run)),
             SupervisedTask("heads", self.head_monitor.run),
             SupervisedTask("day", self._run_daily_upload),
+        ]
+
+    def _list_parts(self, run: RunId) -> list[SupervisedTask]:
+        weights, announcer = self.runs[run], self._announcers[run]
+        of = f" of {run}" if len(self.runs) > 1 else ""
+        return [
+            SupervisedTask(f"gossip relay{of}", weights.relay_client.run),
+            SupervisedTask(f"weights{of}", weights.follow),
+            SupervisedTask(f"serving{of}", announcer.run),
         ]
 
     async def start(self) -> None:
@@ -184,10 +185,12 @@ class Swarm:
     async def stop(self) -> None:
         """Announces the stop first, then lets running transfers finish."""
         if self.urls:
-            await announce_stop_within_deadline(self._announcer)
-            self.server.close()
+            for announcer in self._announcers.values():
+                await announce_stop_within_deadline(announcer)
+                announcer.server.close()
             await self._http.stop()
-        await self.fetcher.close()
+        for weights in self.runs.values():
+            await weights.fetcher.close()
         self._daily_upload.save(self.slots.sent_today(self._clock.now_ms()))
 
     def handle_gossip(self, gossip: ReceivedGossip) -> None:
@@ -196,32 +199,29 @@ class Swarm:
             self.head_monitor.add_peer_head(gossip.message)
         elif isinstance(gossip.message, Accusation):
             self.accusations.add_received(gossip)
-        else:
-            self.fetcher.handle_gossip(gossip)
+        elif gossip.payload.run in self.runs:
+            self.runs[gossip.payload.run].fetcher.handle_gossip(gossip)
 
     # --- Parts ------------------------------------------------------------------------------------------------------
 
     async def _run_gossip(self) -> None:
         if self._config.p2p.enabled:
-            self.libp2p.add_bootstrap((await self.relay_client.poll()).peers)
+            self.libp2p.add_bootstrap((await self._first.relay_client.poll()).peers)
         await self.libp2p.run(self.handle_gossip, self._list_runs)
 
     def _list_runs(self) -> list[RunId]:
-        return [self._run]
+        return list(self.runs)
+
+    async def _publish_head(self, seen: HeadSeen) -> ReceivedGossip | None:
+        """To the nodes of every run: they may follow only one."""
+        sent = [
+            await self._publisher.publish(run, seen, known_nodes=each.relay_client.nodes)
+            for run, each in self.runs.items()
+        ]
+        return sent[0]
 
     async def _run_daily_upload(self) -> None:
         """Saves the bytes uploaded today, so that a restart does not reset the limit."""
         while True:
             await self._clock.sleep_ms(POLL_MS)
             self._daily_upload.save_if_due(self.slots.sent_today(self._clock.now_ms()))
-
-    async def _run_weights(self) -> None:
-        """Verifies the weights on disk first. A relay then fetches everything that is announced, to serve it."""
-        lost = await self.fetcher.verify_store_once()
-        if lost:
-            log.warning("%d shards or checkpoints on disk are damaged; fetching them again", lost)
-        if self._config.role is NodeRole.RELAY:
-            await RelayFollower(self.fetcher, self._clock).run()
-        while True:
-            self.directory.expire(self._clock.now_ms())
-            await self._clock.sleep_ms(POLL_MS)

@@ -360,6 +360,19 @@ COSIGNATURE_TIME_S_MAX = 2**63 - 1
 SNAPSHOT_BYTES_MAX = 2**30
 """Largest snapshot of the ledger state that is read. A state of 100,000 nodes is about 50 MB."""
 
+RESTORE_GAP = 2**20
+"""Numbers of leases, and of entries for the numbering of updates, that a restored log leaves out: those that the lost
+entries used must not be given to others. It is more than a log grows by in RESTORE_LOSS_MS_MAX: 1,165 a second."""
+
+RESTORE_LOSS_MS_MAX = 900_000
+"""How much of its history a log may lose in a restore before nodes call it a fork, by when they saw the tree heads that
+are lost. A mirror that copies every five minutes and misses one round fits. Within this time a coordinator can drop
+entries of its choice by a false restore, which everyone sees; after it a settled submission is out of its reach."""
+
+RESTORE_INTERVAL_MS = 24 * 3_600_000
+"""Least time between two restores that lose entries. Disks do not fail daily; a coordinator that chooses which entries
+to drop would like to do it often."""
+
 SNAPSHOT_FORMAT_MAX = 2**16 - 1
 """Highest number of a snapshot's format."""
 
@@ -583,6 +596,10 @@ RUNS_SERVED_MAX = 16
 
 COSIGNATURES_MAX = 256
 """Most cosignatures in one entry: of the witnesses of all runs that wait for the round. 256 are 25 kB."""
+
+CANDIDATE_SPANS_KEPT = 8
+"""Suspensions of one validator that draws with an older head ignore. A draw follows its head within minutes, and the
+coordinator suspends a validator that keeps failing for twice as long each time."""
 
 INSPECTORS_MAX = 16
 """Nodes of the operator's that read judged files of one run again."""

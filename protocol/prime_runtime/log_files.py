@@ -10,13 +10,10 @@ damaged one is ignored and the log is replayed. The caller checks that it belong
 import logging
 import re
 from collections.abc import Iterator
-from functools import cache
-from hashlib import sha256
 from pathlib import Path
 
 from aiohttp import web
 
-import prime_protocol
 from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.snapshot import compute_snapshot_digest, decode_snapshot, encode_snapshot
@@ -149,14 +146,3 @@ def read_local_snapshot(path: Path, network: NetworkId) -> LedgerState | None:
     except (OSError, RemoteError) as error:
         log.warning("%s is ignored: %s", path, error)
         return None
-
-
-@cache
-def compute_code_digest() -> bytes:
-    """Digest of the ledger rules: other rules give another state, even if its types look the same."""
-    folder = Path(prime_protocol.__file__).parent
-    code = sha256()
-    for path in sorted(folder.rglob("*.py")):
-        data = path.read_bytes()
-        code.update(f"{path.relative_to(folder)} {len(data)}\n".encode() + data)
-    return code.digest()

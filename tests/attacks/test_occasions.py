@@ -13,10 +13,12 @@ from prime_lab.attacks.catalog import COORDINATOR_ATTACKS, GROUND_DRAW, AttackRe
 from prime_lab.attacks.coordinator_attacks import (
     RULE_BREAKERS,
     attack_draws,
+    attack_restores,
     attack_rules,
     follow_log,
     grind_log,
     make_operator,
+    show_heads,
 )
 from prime_lab.attacks.grinding import find_grinding_position, grind_draw
 from prime_lab.attacks.judgement_attacks import (
@@ -50,11 +52,13 @@ from prime_lab.simulator.plan import SimulationPlan
 from prime_lab.simulator.rare_adversaries import find_victim
 from prime_lab.simulator.simulation import simulate_world
 from prime_lab.simulator.world import NETWORK
+from prime_node.log.restores import Restore
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import findings
 from prime_protocol.ledger.entries import Outcome as Finding
 from prime_protocol.ledger.replay import replay
 from prime_protocol.ledger.state import LedgerState
+from prime_protocol.wire.ids import Digest
 from sim.mutations import Patch, apply_patch
 
 Judge = Callable[[FinishedWorld], AttackResult | None]
@@ -217,7 +221,7 @@ def judge_broken(name: str, monkeypatch: pytest.MonkeyPatch, *patches: Patch) ->
 HOLD = Patch(
     findings, "_hold_back", "taken = _take_units(step.units, (submission.owner, submission.node), wanted)", "taken = 0"
 )
-BOUNTY = Patch(findings, "close_finding", "state.funds.pay_bounty(name, finding.finder, amount_nano)", "pass")
+BOUNTY = Patch(findings, "close_finding", "state.funds.pay_bounty(name, account, amount_nano)", "pass")
 
 
 @pytest.mark.parametrize("rule", [HOLD, BOUNTY], ids=["hold", "bounty"])
@@ -324,3 +328,10 @@ def test_the_follower_of_a_node_finds_each_broken_rule_and_nothing_in_an_honest_
         accusation = follow_log(host, leaves)
         assert accusation is not None
         assert accusation.index == len(leaves) - 1
+
+
+def test_a_false_restore_is_caught_and_one_that_lost_minutes_is_followed() -> None:
+    for attack, outcome in attack_restores():
+        assert outcome.is_as_listed(attack), outcome
+    history, now_ms = show_heads(600)
+    assert history.find_objection(Restore(size=590, at_ms=now_ms, leaf_hash=Digest(bytes(32))), now_ms) == ""

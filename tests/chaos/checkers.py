@@ -99,3 +99,12 @@ def list_forks(leaves: Sequence[bytes], heads: Iterable[bytes], key: VerifierKey
             yield f"a head over {head.size} entries was shown, and {len(leaves)} are left"
         elif head.root != compute_root(head.size, tree.get_node):
             yield f"a head over {head.size} entries was shown that is not of this log"
+
+
+def list_missing(leaves: Sequence[bytes], kept: Iterable[Sequence[bytes]]) -> Iterator[str]:
+    """After each restore the log begins with all that the mirror had, and says next that it was restored."""
+    for part in kept:
+        if list(leaves[: len(part)]) != list(part):
+            yield f"the first {len(part)} entries are not those that the mirror had"
+        elif decode_leaf(leaves[len(part)])[1].kind != e.LogRestored.__name__:
+            yield f"entry {len(part)} does not say that the log was restored"

@@ -13,6 +13,7 @@ from pathlib import Path
 from chaos.chain import ChaosChain
 from chaos.hosts import Host
 from chaos.parties import Stage, port_of
+from chaos.restoring import MirrorCopy
 from chaos.schedule import Fault, Kind
 from chaos.service_manager import Keeper
 from chaos.services import Bucket, Postgres
@@ -35,12 +36,14 @@ class Breaker:
         postgres: Postgres | None,
         bucket: Bucket | None,
         chain: ChaosChain | None,
+        copy: MirrorCopy | None,
     ) -> None:
         self._stage = stage
         self._keepers = keepers
         self._postgres = postgres
         self._bucket = bucket
         self._chain = chain
+        self._copy = copy
         self._thief: subprocess.Popen[bytes] | None = None
         self._flapping: asyncio.Task[None] | None = None
 
@@ -83,6 +86,11 @@ class Breaker:
             case Kind.CHAIN_GONE:
                 assert self._chain is not None
                 self._chain.go_away(silently=bool(fault.salt % 2))
+            case Kind.DISK_LOST:
+                assert self._copy is not None
+                await keeper.hold()
+                await self._copy.lose_and_restore()
+                keeper.release()
             case _:
                 await keeper.hold()
                 self._flip(fault)
@@ -93,6 +101,8 @@ class Breaker:
         keeper = self._keepers[fault.party]
         host = keeper.host
         match fault.kind:
+            case Kind.DISK_LOST:
+                return "restored from a mirror"
             case Kind.RESTART:
                 keeper.release()
             case Kind.FREEZE:

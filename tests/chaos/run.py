@@ -14,13 +14,14 @@ import aiohttp
 
 from chaos import parties as cast
 from chaos.chain import ChaosChain
-from chaos.checkers import list_faults, list_forks, read
+from chaos.checkers import list_faults, list_forks, list_missing, read
 from chaos.faults import Breaker
 from chaos.hosts import Site
 from chaos.observer import Looker, read_address, until
 from chaos.parties import Stage
 from chaos.report import Outcome, Survived
-from chaos.schedule import COORDINATOR, ORIGIN, TRAINER, Ability, Arena, Fault, draw_faults
+from chaos.restoring import MirrorCopy
+from chaos.schedule import COORDINATOR, ORIGIN, TRAINER, Ability, Arena, Fault, Kind, draw_faults
 from chaos.service_manager import Keeper
 from chaos.services import Bucket, Postgres
 from chaos.stopwatch import Stopwatch
@@ -29,6 +30,7 @@ from prime_lab.devnet import recipe
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.storage.journal import JobState, Journal
 from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_runtime.log_files import read_leaves
 
@@ -39,8 +41,8 @@ REST_S = 120.0
 BACK_S = 30.0
 """A node tries again at a coordinator that was away after 15 s at most."""
 WEIGH_S = 2.0
-UNHEARD = (JobState.PRODUCED, JobState.RETURNED, JobState.REFUSED)
-"""States of a piece of work that the coordinator has not acknowledged."""
+UNHEARD = (JobState.PRODUCED, JobState.RETURNED, JobState.REFUSED, JobState.LOST)
+"""States of a piece of work that the coordinator has not acknowledged, or has lost and said so."""
 
 Say = Callable[[str], None]
 
@@ -56,6 +58,9 @@ class Play:
         self.postgres: Postgres | None = None
         self.bucket: Bucket | None = None
         self.chain: ChaosChain | None = None
+        self.copy: MirrorCopy | None = None
+        self.lost_heads: set[bytes] = set()
+        """Shown before a restore, over more entries than came back."""
         self.survived: list[Survived] = []
         self.trouble: list[str] = []
         self.watch = Stopwatch()
@@ -83,6 +88,10 @@ class Play:
         self._command(*cast.run_words(self.stage, read_address(key)), host=COORDINATOR)
         for words in [self.chain.fund_words(cast.RUN)] if self.chain else cast.fund_words(self.stage):
             self._command(*words, host=COORDINATOR)
+        if Kind.DISK_LOST in self.arena.kinds:
+            self.copy = MirrorCopy(self.stage)
+            self.copy.begin(self._variables)
+            stack.callback(self.copy.close)
         identity = read_address(self.stage.home / "key.json")
         for name in self.arena.parties("all")[1:]:
             self._keep(name, identity)
@@ -169,7 +178,7 @@ class Play:
 
     async def suffer(self, looker: Looker, seed: int, *, seconds: float, faults_max: int) -> None:
         """One fault after the other until time or count is up."""
-        breaker = Breaker(self.stage, self.keepers, self.postgres, self.bucket, self.chain)
+        breaker = Breaker(self.stage, self.keepers, self.postgres, self.bucket, self.chain, self.copy)
         deadline_s = self.watch.awake_s + seconds
         for fault in draw_faults(seed, self.arena):
             if self.watch.awake_s > deadline_s or fault.number > faults_max:
@@ -180,6 +189,8 @@ class Play:
     async def _suffer_one(self, looker: Looker, breaker: Breaker, fault: Fault) -> Survived:
         step = await looker.step()
         await breaker.inject(fault)
+        if fault.kind is Kind.DISK_LOST and self.copy is not None:
+            self.lost_heads |= {head for head in looker.heads if read_size(head) > self.copy.restored[-1]}
         await asyncio.sleep(fault.lasts_s)
         human = await breaker.cure(fault)
         # All clocks are the machine's; those that were set apart are set right by now.
@@ -256,7 +267,13 @@ class Play:
         checked = verify_log(mirror)
         leaves = list(read_leaves(mirror, checked.head.size))
         told = read(leaves)
-        self.trouble += list_forks(leaves, looker.heads, checked.key)
+        self.trouble += list_forks(leaves, looker.heads - self.lost_heads, checked.key)
+        if self.copy is not None:
+            self.trouble += list_missing(leaves, self.copy.kept)
+            lost = self._list_submissions(lambda state: state is JobState.LOST)
+            wrong = sorted(lost & told.submitted.keys())
+            self.trouble += [f"submission {name} is in the log, and its worker holds it for lost" for name in wrong]
+            self.say(f"restored {self.copy.restored} entries; {len(lost)} submissions lost and named to their senders")
         self.trouble += list_faults(told, self._acknowledged(), steps_min=3)
         return Outcome(
             survived=self.survived,
@@ -271,6 +288,10 @@ class Play:
 
     def _acknowledged(self) -> set[Digest]:
         """What workers' own journals say the coordinator has received."""
+        return self._list_submissions(is_acknowledged)
+
+    def _list_submissions(self, is_wanted: Callable[[JobState], bool]) -> set[Digest]:
+        """From the journals of all workers."""
         found = set[Digest]()
         for name in self.arena.parties("workers"):
             for path in (self.stage.site.hosts[name].folder / "home").glob("journal.db"):
@@ -278,10 +299,14 @@ class Play:
                 found |= {
                     each.submission
                     for each in journal.list_newest(100_000)
-                    if is_acknowledged(each.state) and each.submission
+                    if is_wanted(each.state) and each.submission
                 }
                 journal.close()
         return found
+
+
+def read_size(note: bytes) -> int:
+    return TreeHead.parse(SignedNote.parse(note).text).size
 
 
 async def exists(path: Path) -> bool:

@@ -34,6 +34,7 @@ class Kind(StrEnum):
     DATABASE_GONE = "database gone"
     OBJECTS_GONE = "object store gone"
     CHAIN_GONE = "chain gone"
+    DISK_LOST = "disk-lost"
 
 
 class Ability(StrEnum):
@@ -49,6 +50,8 @@ class Ability(StrEnum):
 
 COORDINATOR, TRAINER, ORIGIN, RELAY = "coordinator", "trainer", "origin", "relay-1"
 SERVERS = (COORDINATOR, ORIGIN, RELAY)
+ONCE = frozenset({Kind.DISK_LOST})
+"""Nodes follow one restore a day that loses entries."""
 CLOCKED = (COORDINATOR, "worker-1")
 """Those whose clock can be set apart from the machine's."""
 
@@ -85,6 +88,7 @@ RULES: dict[Kind, Rule] = {
     Kind.FLIP_KEYSTORE: Rule("workers", size=(1, 4)),
     Kind.DATABASE_GONE: Rule(COORDINATOR, (2.0, 6.0), Ability.SERVICES),
     Kind.OBJECTS_GONE: Rule(COORDINATOR, (3.0, 10.0), Ability.SERVICES),
+    Kind.DISK_LOST: Rule(COORDINATOR, needs=Ability.FILES),
     Kind.CHAIN_GONE: Rule(COORDINATOR, (5.0, 15.0), Ability.CHAIN),
 }
 
@@ -140,12 +144,14 @@ class Arena:
 
 
 def draw_faults(seed: int, arena: Arena) -> Iterator[Fault]:
-    """Without end; whoever runs it decides when it is enough. The same seed and arena give the same faults."""
+    """The same seed and arena give the same faults. Without end, unless only faults of `ONCE` are wanted."""
     dice, deck, number = random.Random(seed), list[Kind](), 0
     while True:
         if not deck:
-            deck = arena.kinds
+            deck = [kind for kind in arena.kinds if kind not in ONCE or number == 0]
             dice.shuffle(deck)
+        if not deck:
+            return
         kind, number = deck.pop(), number + 1
         rule = RULES[kind]
         yield Fault(

@@ -10,8 +10,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from prime_protocol.ledger.entries import SlashExecuted, SlashOverturned, SlashProposed
-from prime_protocol.wire.ids import Digest
+from prime_protocol.ledger.entries import SlashExecuted, SlashOverturned, SlashProposed, ValidatorScored
+from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.signing import keccak
 from prime_protocol.wire.typed_data import Domain, sign_document
 from support.contracts.evm import CHAIN_ID, DAY_S, node_id
 from support.contracts.model import APPEALED, BURNED, EXECUTED, REFUNDED, Model, No
@@ -44,6 +45,8 @@ class Contracts(RuleBasedStateMachine):
         self.places = {"vault": self.chain.vault, "court": self.chain.court, "pool": self.chain.pool}
         self.model = Model(now=self.chain.now_s, delay=DELAY_S, created_at=self.chain.now_s)
         self.proposals: list[tuple[Digest, str, Any, int]] = []
+        self.penalties: dict[Digest, tuple[Digest, str, Any]] = {}
+        """By name: the submission, the validator, and the rest of what its proposal takes."""
         self.lease = 0
         for name in PEOPLE:
             self.chain.call(self.chain.token, "transfer", self.ids[name], PURSE)
@@ -129,6 +132,67 @@ class Contracts(RuleBasedStateMachine):
         call = self.call(self.chain.court, "propose", RUN_KEY, receipt, verdicts, EVIDENCE, entry)
         self.both(lambda: self.model.propose(name, node, judges, anchored_at), call)
 
+    @precondition(lambda self: not self.model.frozen_at)
+    @rule(
+        validator=st.sampled_from(JUDGES[:4]),
+        refuted=st.sampled_from([0, 2, 2, 1]),
+        is_logged=st.sampled_from([True, True, True, False]),
+    )
+    def penalise(self, validator: str, refuted: int, is_logged: bool) -> None:
+        """The coordinator's entry, anchored, and a proposal of that penalty or of another."""
+        submission, key = Digest(sha256(f"judged {self.lease}".encode()).digest()), self.keys[validator]
+        self.lease += 1
+        index = self.scene.write(ValidatorScored(submission=submission, validator=key.node, penalty_nano=1 << 40))
+        self.scene.log.anchor()
+        (verdict,) = self.scene.verdicts(submission, refuted, [key])
+        name = Digest(keccak(submission + bytes(12) + key.node))
+        values = (RUN_KEY, submission, verdict, (1 << 40) + (not is_logged), self.scene.log.entry(index))
+        call, anchored_at = self.call(self.chain.court, "proposePenalty", *values), self.model.now
+        order = partial(self.model.propose_penalty, name, validator, refuted, anchored_at)
+        if self.both(partial(order, is_logged=is_logged), call):
+            self.penalties[name] = submission, validator, (order, call)
+
+    @precondition(lambda self: self.penalties)
+    @rule(which=picks)
+    def penalise_again(self, which: int) -> None:
+        order, call = list(self.penalties.values())[which % len(self.penalties)][2]
+        self.both(partial(order, is_logged=True), call)
+
+    @precondition(lambda self: self.penalties)
+    @rule(
+        which=picks,
+        first=st.integers(0, 4),
+        count=st.sampled_from([3, 3, 2]),
+        outcome=st.sampled_from([0, 0, 2, 1]),
+        is_appealed=st.booleans(),
+    )
+    def judge_penalty(self, which: int, first: int, count: int, outcome: int, is_appealed: bool) -> None:
+        """In court, after an appeal or without one."""
+        name = list(self.penalties)[which % len(self.penalties)]
+        submission, validator, _ = self.penalties[name]
+        if is_appealed:
+            call = self.call(self.chain.court, "appeal", name, by=validator)
+            self.both(lambda: self.model.appeal(validator, name), call)
+        judges = self.sorted_judges(first, count)
+        verdicts = self.scene.verdicts(submission, outcome, [self.keys[judge] for judge in judges])
+        call = self.call(self.chain.court, "judgePenalty", submission, self.ids[validator], verdicts)
+        self.both(lambda: self.model.judge_penalty(name, judges, outcome), call)
+
+    @precondition(lambda self: self.model.slashes)
+    @rule(which=picks, wait_s=st.sampled_from([0, 3 * DAY_S, 3 * DAY_S]))
+    def execute_penalty(self, which: int, wait_s: int) -> None:
+        self.wait(wait_s)
+        name = (list(self.penalties) or list(self.model.slashes))[
+            -1 - which % len(self.penalties or self.model.slashes)
+        ]
+        call = self.call(self.chain.court, "executePenalty", name)
+        self.both(lambda: self.model.execute_penalty(name), call)
+
+    @rule(account=people)
+    def claim_bounty(self, account: str) -> None:
+        call = self.call(self.chain.court, "claimBounty", self.ids[account])
+        self.both(lambda: self.model.claim_bounty(account), call)
+
     @precondition(lambda self: self.model.slashes)
     @rule(which=picks, by=people, is_accused=st.sampled_from([True, True, True, False]))
     def appeal(self, which: int, by: str, is_accused: bool) -> None:
@@ -145,19 +209,32 @@ class Contracts(RuleBasedStateMachine):
         judges = self.sorted_judges(first, count)
         verdicts = self.scene.verdicts(name, 2 if is_hard else 0, [self.keys[judge] for judge in judges])
         before = [self.ids[judge] for judge in self.model.slashes[name].judges]
-        call = self.call(self.chain.court, "judge", name, before, verdicts, self.scene.log.entry(index))
+        call = self.call(self.chain.court, "judge", name, before, verdicts, bytes(20), self.scene.log.entry(index))
         self.both(lambda: self.model.judge(name, judges, self.model.now, is_hard=is_hard), call)
 
     @precondition(lambda self: self.model.slashes and not self.model.frozen_at)
-    @rule(which=picks, is_executed=st.booleans(), is_asked=st.booleans())
-    def end(self, which: int, is_executed: bool, is_asked: bool) -> None:
+    @rule(
+        which=picks,
+        is_executed=st.booleans(),
+        is_asked=st.booleans(),
+        finder=st.sampled_from([None, "sponsor"]),
+        thief=st.sampled_from([None, None, None, "operator"]),
+    )
+    def end(self, which: int, is_executed: bool, is_asked: bool, finder: str | None, thief: str | None) -> None:
         """What the log says of it, and what is asked of the court: the same, or the other."""
-        name = self.pick(which)
-        index = self.scene.write((SlashExecuted if is_executed else SlashOverturned)(submission=name))
+        name, to = self.pick(which), thief or finder
+        account = NodeId(self.ids[finder]) if finder else None
+        execution = SlashExecuted(submission=name, bounty_to=account)
+        index = self.scene.write(execution if is_executed else SlashOverturned(submission=name))
         self.scene.log.anchor()
-        function, end = ("execute", self.model.execute) if is_asked else ("overturn", self.model.overturn)
-        call = self.call(self.chain.court, function, name, self.scene.log.entry(index))
-        self.both(lambda: end(name, is_logged=is_executed is is_asked), call)
+        entry = self.scene.log.entry(index)
+        if is_asked:
+            call = self.call(self.chain.court, "execute", name, self.ids[to] if to else bytes(20), entry)
+            is_logged = is_executed and to == finder
+            self.both(lambda: self.model.execute(name, is_logged=is_logged, bounty_to=to), call)
+        else:
+            call = self.call(self.chain.court, "overturn", name, entry)
+            self.both(lambda: self.model.overturn(name, is_logged=not is_executed), call)
 
     @precondition(lambda self: self.model.slashes)
     @rule(which=picks)
@@ -183,7 +260,7 @@ class Contracts(RuleBasedStateMachine):
             self.appeal(0, node, True)
         self.wait(waits[1])
         if end in ("execute", "cancel"):
-            self.end(0, end == "execute", end == "execute")
+            self.end(0, end == "execute", end == "execute", "sponsor" if waits[0] else None, None)
         elif end == "refund":
             self.refund(0)
         else:
@@ -335,6 +412,9 @@ class Contracts(RuleBasedStateMachine):
             assert held == {"node": f"0x{(self.ids[node] if node else bytes(20)).hex()}", "amount": amount}
         bonds = 50 * sum(slash.status == 2 for slash in self.model.slashes.values())
         assert self.chain.call(self.chain.court, "bonds") == bonds
+        assert self.chain.call(self.chain.court, "bounties") == self.model.bounties.total()
+        for name in ("sponsor", "operator"):
+            assert self.chain.call(self.chain.court, "bountyOf", self.ids[name]) == self.model.bounties[name]
         for day, taken in self.model.taken.items():
             assert self.chain.call(self.chain.court, "takenOn", RUN_KEY, day) == taken
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from prime_node.settlement.payout_check import PostedRoot, check_root
-from prime_protocol.constants import SIGNATURE_BYTES
+from prime_protocol.constants import BASIS_POINTS, SIGNATURE_BYTES
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import LogRecord, Outcome, Role, Submitted, VerdictGiven
 from prime_protocol.ledger.payout_tree import PayoutTree, list_payable
@@ -15,6 +15,7 @@ from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import Payload
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.typed_data import Domain, compute_receipt_id
+from prime_runtime.chain.abi import compute_penalty_name
 from support.contracts.evm import CHAIN_ID, Chain, node_id
 from support.contracts.network import RUN_KEY, Scene, receipt_values, verdict_values
 from support.ledger_network import (
@@ -22,10 +23,12 @@ from support.ledger_network import (
     BUDGET,
     DAY_MS,
     MINUTE_MS,
+    PENALTY,
     RUN,
     SLASH,
     STAKE,
     START_MS,
+    TERMS,
     VALIDATORS,
     World,
     digest,
@@ -46,6 +49,7 @@ class Settled:
             stakeMin=STAKE,
             slashAmount=SLASH,
             slashPerDay=2 * SLASH,
+            validatorSlash=PENALTY,
             appealBond=BOND,
             appealWindow=WINDOW_S,
             epochBudget=2 * BUDGET,
@@ -54,7 +58,7 @@ class Settled:
         for name in ("ann", "bob", *VALIDATORS):
             self.world.join(name, Role.WORKER if name in ("ann", "bob") else Role.VALIDATOR)
             self.scene.stake(self.world.id(name), STAKE)
-        self.world.create_run(step_budget_nano=BUDGET)
+        self.world.create_run(step_budget_nano=BUDGET, validator_slash_nano=PENALTY)
         self.world.publish()
 
     def anchor(self) -> None:
@@ -105,7 +109,9 @@ class Settled:
         first = [bytes(node) for node in first if self.spoke_before(bytes(node), proposed)]
         index, _ = self.logged(kind, name)
         others = self.verdicts(name, outcomes, after=appealed)
-        self.chain.call(self.chain.court, "judge", name, [*first, *first], others, self.scene.log.entry(index))
+        self.chain.call(
+            self.chain.court, "judge", name, [*first, *first], others, bytes(20), self.scene.log.entry(index)
+        )
 
     def end(self, name: Digest, kind: type) -> tuple[Any, ...]:
         """The log's own end of a slash, anchored, as the court wants to see it."""
@@ -131,13 +137,13 @@ def test_slash_without_appeal_ends_alike_on_both_sides(settled: Settled) -> None
     assert settled.position("ann")["escrow"] == SLASH
     proposal = settled.scene.log.entry(settled.logged(e.SlashProposed, name)[0])
     with settled.chain.refuses("AppealWindowOpen"):
-        settled.chain.call(settled.chain.court, "execute", name, proposal)
+        settled.chain.call(settled.chain.court, "execute", name, bytes(20), proposal)
     settled.world.wait(DAY_MS)
     settled.world.execute(name)
     entry = settled.end(name, e.SlashExecuted)
     with settled.chain.refuses("NotInLeaf"):
-        settled.chain.call(settled.chain.court, "execute", name, proposal)
-    settled.chain.call(settled.chain.court, "execute", name, entry)
+        settled.chain.call(settled.chain.court, "execute", name, bytes(20), proposal)
+    settled.chain.call(settled.chain.court, "execute", name, bytes(20), entry)
     assert settled.position("ann")["stake"] == settled.world.stake_of("ann") == STAKE - SLASH
 
 
@@ -150,7 +156,7 @@ def test_slash_that_was_overturned_in_the_log_alone_is_never_executed_on_the_cha
     entry = settled.end(name, e.SlashOverturned)
     settled.chain.warp(settled.chain.now_s + DAY_MS // 1000)
     with settled.chain.refuses("NotInLeaf"):
-        settled.chain.call(settled.chain.court, "execute", name, entry)
+        settled.chain.call(settled.chain.court, "execute", name, bytes(20), entry)
     settled.chain.call(settled.chain.court, "overturn", name, entry, by=settled.world.id("bob"))
     assert settled.position("ann")["stake"] == settled.world.stake_of("ann") == STAKE
 
@@ -192,6 +198,110 @@ def test_no_leaf_of_a_real_log_but_its_own_proposes_a_slash(settled: Settled) ->
         wrong = (leaf, leaf.index(bytes(entry.submission)) - 13, *honest[2:4], index, *honest[5:])
         with settled.chain.refuses("NotInLeaf"):
             settled.chain.call(settled.chain.court, "propose", RUN_KEY, receipt, verdicts, entry.evidence, wrong)
+
+
+# --- Penalties and bounties: `invented-penalty` and `stolen-bounty` of the gallery ------------------------------------
+
+
+class Refuted:
+    """A validator that called honest work fraudulent, in a real log, and what its penalty takes to the court."""
+
+    def __init__(self, settled: Settled) -> None:
+        world = settled.world
+        self.settled = settled
+        self.name = world.submit(world.lease("ann"))
+        self.liar = world.judge(self.name, Outcome.FRAUDULENT, Outcome.ACCEPT, Outcome.ACCEPT)[0]
+        world.agree(self.name, Outcome.ACCEPT)
+        world.settle(self.name)
+        self.penalty_nano = world.score(self.liar, self.name)
+        settled.anchor()
+        self.index, _ = settled.logged(e.ValidatorScored, self.name)
+
+    def verdict(self, validator: str) -> tuple[Any, ...]:
+        node = self.settled.world.id(validator)
+        return next(each for each in self.settled.verdicts(self.name, list(Outcome)) if each[0] == node)
+
+    def propose(self, entry: tuple[Any, ...], *, validator: str = "", penalty_nano: int = 0) -> Digest:
+        """By default what the log says."""
+        chain, verdict = self.settled.chain, self.verdict(validator or self.liar)
+        amount_nano = penalty_nano or self.penalty_nano
+        values = RUN_KEY, self.name, verdict, amount_nano, entry
+        return Digest(chain.call(chain.court, "proposePenalty", *values))
+
+
+def test_a_penalty_of_a_real_log_leads_to_the_same_stake_on_both_sides(settled: Settled) -> None:
+    refuted = Refuted(settled)
+    chain, world = settled.chain, settled.world
+    penalty = refuted.propose(settled.scene.log.entry(refuted.index))
+    assert penalty == compute_penalty_name(refuted.name, world.id(refuted.liar))
+    chain.warp(chain.now_s + WINDOW_S)
+    chain.call(chain.court, "executePenalty", penalty)
+    assert settled.position(refuted.liar)["stake"] == world.stake_of(refuted.liar) == STAKE - PENALTY
+    with chain.refuses("SlashExists"):
+        refuted.propose(settled.scene.log.entry(refuted.index))
+
+
+def test_appeal_of_a_penalty_fails_against_the_verdicts_of_the_log(settled: Settled) -> None:
+    refuted = Refuted(settled)
+    chain, liar = settled.chain, settled.world.id(refuted.liar)
+    penalty = refuted.propose(settled.scene.log.entry(refuted.index))
+    settled.scene.give(liar, BOND, chain.court)
+    chain.call(chain.court, "appeal", penalty, by=liar)
+    others = settled.verdicts(refuted.name, [Outcome.ACCEPT])[:3]
+    chain.call(chain.court, "judgePenalty", refuted.name, liar, others)
+    assert settled.position(refuted.liar)["stake"] == STAKE - PENALTY
+
+
+def test_penalty_that_the_log_does_not_contain_is_refused(settled: Settled) -> None:
+    """`invented-penalty`: the coordinator brings one about another validator, of another amount, or from any other
+    leaf of its log."""
+    refuted = Refuted(settled)
+    log = settled.scene.log
+    honest = log.entry(refuted.index)
+    right = next(each for each in settled.world.readers(refuted.name) if each != refuted.liar)
+    with settled.chain.refuses("NotInLeaf"):
+        refuted.propose(honest, validator=right)
+    with settled.chain.refuses("NotInLeaf"):
+        refuted.propose(honest, penalty_nano=refuted.penalty_nano + 1)
+    for index, leaf in enumerate(settled.world.leaves):
+        if index != refuted.index and bytes(refuted.name) in leaf:
+            wrong = (leaf, leaf.index(bytes(refuted.name)) - 13, *honest[2:4], index, *honest[5:])
+            with settled.chain.refuses("NotInLeaf"):
+                refuted.propose(wrong)
+    unanchored = settled.scene.write(
+        e.ValidatorScored(submission=refuted.name, validator=settled.world.id(right), penalty_nano=7)
+    )
+    leaf = log.leaves[unanchored]
+    forged = (leaf, leaf.index(b"\x83\xacpenalty_nano"), *forged_times(leaf), refuted.index, *honest[5:])
+    with settled.chain.refuses("HeadUnknown"):
+        refuted.propose(forged, validator=right, penalty_nano=7)
+
+
+def forged_times(leaf: bytes) -> tuple[int, int]:
+    payload = decode(Payload, decode(LogRecord, leaf).frame[SIGNATURE_BYTES:])
+    return payload.issued_at_ms, payload.expires_at_ms
+
+
+def test_bounty_goes_to_the_finder_that_the_log_names(settled: Settled) -> None:
+    """`stolen-bounty`: the coordinator names its own account, or none, when it executes a slash that was found."""
+    world, chain = settled.world, settled.chain
+    finder = world.id("eve")
+    name = world.convicted("ann")
+    settled.propose(name)
+    world.wait(DAY_MS)
+    chain.warp(world.now_ms // 1000)
+    index = settled.scene.write(e.SlashExecuted(submission=name, bounty_to=finder))
+    settled.scene.log.anchor()
+    entry = settled.scene.log.entry(index)
+    for thief in (bytes(world.id("coordinator")), bytes(20)):
+        with chain.refuses("NotInLeaf"):
+            chain.call(chain.court, "execute", name, thief, entry)
+    chain.call(chain.court, "execute", name, finder, entry)
+    bounty = SLASH * TERMS.bounty_share // BASIS_POINTS
+    with chain.refuses("NothingToClaim"):
+        chain.call(chain.court, "claimBounty", world.id("coordinator"))
+    assert chain.call(chain.court, "claimBounty", finder, by=world.id("coordinator")) == bounty
+    assert chain.call(chain.token, "balanceOf", finder) == bounty
 
 
 def test_payout_root_that_pays_its_operator_is_caught_by_a_replay_and_void_before_it_matures(settled: Settled) -> None:

@@ -24,6 +24,7 @@ from support.processes.coordinator import (
     make_folder,
     party,
     publish,
+    read_entries,
     running,
     terms,
     until_beacon,
@@ -85,9 +86,30 @@ async def test_a_mirror_brings_the_coordinator_back_and_nodes_go_on(tmp_path: Pa
         lease = await worker.lease()
         data, entry = worker.answer(lease, beacon=beacon, root=published.root, wanted=terms())
         assert (await worker.upload(data, UploadPurpose.ROLLOUTS, lease=lease.lease)).stored
-        assert (await worker.write(entry)).index >= size
+        assert (await worker.write(entry)).index > size
+        assert (await worker.beat()).restored_size == size
         with pytest.raises(CallRefused, match="is not registered"):
             await late.beat()
         await late.join(Role.WORKER)
         await late.beat()
+        assert await process.stop() == 0
+    assert [(each["size"], len(each["root"])) for each in read_entries(config, "LogRestored")] == [(size, 66)]
+    assert not CoordinatorHome(config.folder).restored.exists()
+
+
+async def test_damaged_snapshots_cost_a_start_time_and_nothing_else(tmp_path: Path) -> None:
+    config = await make_folder(tmp_path / "coordinator", books=LogWriterConfig(head_ms=50))
+    async with AsyncExitStack() as stack, running(config) as process:
+        worker = await stack.enter_async_context(party(process, "worker"))
+        await worker.join(Role.WORKER)
+        before = (await worker.beat()).account
+        assert await process.stop() == 0
+        snapshots = list((CoordinatorHome(config.folder).mirror / "snapshot").glob("*"))
+        assert snapshots, "a clean stop writes one"
+        for path in snapshots:
+            path.write_bytes(path.read_bytes()[:-1] + b"?")
+        await process.start()
+        assert any("is not used, so the start takes longer" in line for line in process.lines)
+        assert (await worker.beat()).account == before
+        assert (await worker.write(Withdrawn(amount_nano=1))).index > len(snapshots)
         assert await process.stop() == 0

@@ -155,7 +155,10 @@ async def submit_honest(network: Network) -> Digest:
 
 async def until_credited(network: Network, name: Digest) -> None:
     async with asyncio.timeout(WAIT_S):
-        while str(name) not in [each["submission"] for each in await network.entries("Credited")]:
+        while not any(
+            {"submission": str(name), "outcome": "accept"} in each["settled"] and str(name) not in each["uncredited"]
+            for each in await network.entries("Settled")
+        ):
             await asyncio.sleep(0.05)
 
 

@@ -33,7 +33,8 @@ async def check_lineage(scene: Scene, steps: int) -> None:
     assert len(set(trained)) == len(trained)
     bad = {str(name) for lease, name in scene.hands.submitted.items() if lease in scene.hands.bad}
     assert bad, "the bad file was never sent"
-    accepted = {entry["submission"] for entry in await scene.entries("Settled") if entry["outcome"] == "accept"}
+    settled = [each for entry in await scene.entries("Settled") for each in entry["settled"]]
+    accepted = {each["submission"] for each in settled if each["outcome"] == "accept"}
     assert bad <= accepted, "its validator let it pass"
     assert set(trained) <= accepted - bad
 

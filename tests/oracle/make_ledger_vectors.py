@@ -64,6 +64,7 @@ def tell(log_key: str = "key") -> World:
     world.publish(good)
     world.measure(1, held_out=0.25, reward=0.125)
     world.coordinate(note_snapshot(world))
+    world.coordinate(e.LogRestored(size=world.state.size, root=world.state.frontier.root()))
     world.pay_out(0)
     world.appeal("ann", wronged)
     world.agree(wronged, ACCEPT)

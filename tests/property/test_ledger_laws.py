@@ -210,7 +210,7 @@ class Witness:
                 bounty = self.bounty(name)
                 moves = Counter({("escrow", name): -held, to[self.cases[name].terms.slash_to]: held - bounty})
                 moves.update(self.finding_refund(name))
-                moves[("balance", self.cases[name].finder)] += bounty
+                moves["withdrawn" if not self.is_embedded else ("balance", self.cases[name].finder)] += bounty
             case e.SlashOverturned(submission=name):
                 case = self.cases[name]
                 held, bond = self.before[("escrow", name)], case.bond_nano
@@ -228,9 +228,9 @@ class Witness:
         return {name: amount for name, amount in moves.items() if amount}
 
     def bounty(self, name: Digest) -> int:
-        """A share of what was seized, to whoever filed the finding that led to it; none on a chain."""
+        """A share of what was seized, for the finding that led to it. On a chain the court pays it."""
         case = self.cases[name]
-        if case.finder is None or not self.is_embedded:
+        if case.finder is None:
             return 0
         return case.seized_nano * case.terms.bounty_share // BASIS_POINTS
 

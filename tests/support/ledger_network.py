@@ -18,6 +18,7 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw, compute_settled_outcome, tally_outcome
 from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, FindingUpheld, Outcome, Role
+from prime_protocol.ledger.findings import get_bounty_account
 from prime_protocol.ledger.randomness_chain import make_own_chain, sign_round
 from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, Ledger
 from prime_protocol.ledger.rewards import compute_submission_units, find_uncredited
@@ -597,7 +598,7 @@ class World:
         self.write(author, e.Appealed(submission=name, reason="look again"))
 
     def execute(self, name: Digest) -> None:
-        self.coordinate(e.SlashExecuted(submission=name))
+        self.coordinate(e.SlashExecuted(submission=name, bounty_to=get_bounty_account(self.run, name)))
 
     def overturn(self, name: Digest) -> None:
         self.coordinate(e.SlashOverturned(submission=name))

@@ -41,6 +41,26 @@ TRANSFER: dict[str, Any] = {
     "corrupt": 0,
 }
 
+RUN_ROW: dict[str, Any] = {
+    "run": "demo",
+    "trainer": "0x" + "11" * 20,
+    "status": "active",
+    "activity": "working",
+    "is_suspended": False,
+    "hold": "",
+    "refusal": "",
+    "upgrade_by_ms": 0,
+    "is_outdated": False,
+    "weights_step": 3,
+    "weights_wanted": None,
+    "weights_problem": "",
+    "audit_problem": "",
+    "account": None,
+    "verdicts": 0,
+    "audits_open": 0,
+    "audits_failed": 0,
+}
+
 REPORT: dict[str, Any] = {
     "state": "running",
     "problem": "",
@@ -57,6 +77,7 @@ REPORT: dict[str, Any] = {
     "network": "devnet",
     "run": "demo",
     "trainer": "0x" + "11" * 20,
+    "runs": [RUN_ROW],
     "coordinator": {
         "url": "http://c:1",
         "id": "0x" + "22" * 20,

@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from typing import Any, TypeVar
 
+from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock, SystemClock
@@ -35,6 +36,7 @@ from prime_trainer.resume import (
     choose_start_point,
     make_learner,
     repair_checkpoints,
+    set_lost_aside,
     verify_run,
 )
 from prime_trainer.status import TrainerStatus
@@ -156,6 +158,8 @@ class TrainerApp:
         run = await collector.wait_for_run(self._stop)
         if run is None:
             return
+        if run.restored_size:
+            scan = await asyncio.to_thread(set_lost_aside, checkpoints, scan, run.latest_step)
         saved = await asyncio.to_thread(repair_checkpoints, config, key.node, checkpoints, scan, run.latest_step)
         start = await asyncio.to_thread(choose_start_point, config, saved)
         verify_run(run, key.node, model_files.digest, start)
@@ -172,6 +176,7 @@ class TrainerApp:
             [SupervisedTask("collector", collector.run), SupervisedTask("reporter", reporter.run)], self._clock
         )
         self._status.parts = supervisor.tasks
+        collector.on_lost_step = self._stop.set
         log.info("training starts from step %d on %d ranks", start.state.step, self._ranks.size)
         training = asyncio.create_task(asyncio.to_thread(train, learner, start.state, context, steps=config.steps))
         try:
@@ -181,6 +186,11 @@ class TrainerApp:
             last = await training
         await publisher.wait()
         await reporter.finish()
+        if collector.lost_step is not None:
+            raise LocalError(
+                f"the coordinator restored its log and lost step {collector.lost_step}: start the trainer again, and it"
+                " publishes the step again"
+            )
         log.info("the trainer stopped at step %d", last.step)
 
     def _make_learner(self, start: StartPoint, context: TrainContext) -> Learner:

@@ -26,13 +26,16 @@ from prime_trainer.checkpoints import (
     DAMAGED,
     OPTIMIZER,
     WEIGHTS,
+    CheckpointDamaged,
     CheckpointScan,
     DamagedCheckpoint,
     SavedCheckpoint,
     TrainState,
     disk_errors,
+    list_checkpoints,
     list_file_tensors,
     load_optimizer,
+    verify_checkpoint,
     write_checkpoint,
 )
 from prime_trainer.config import PublishConfig, TrainConfig
@@ -142,6 +145,23 @@ def repair_checkpoints(
         remove_unpublished(store, latest)
     log.warning("training resumes from step %d", saved.state.step if saved else 0)
     return saved
+
+
+def set_lost_aside(checkpoints: Path, scan: CheckpointScan, latest: int) -> CheckpointScan:
+    """After a restore of the coordinator: go back to the first step that its log lacks, which is published again."""
+    if scan.saved is None or scan.saved.state.step <= latest + 1:
+        return scan
+    lost = list(scan.damaged)
+    for path in reversed(list_checkpoints(checkpoints)):
+        try:
+            state = verify_checkpoint(path)
+        except CheckpointDamaged as error:
+            lost += [] if any(each.folder == path for each in lost) else [DamagedCheckpoint(path, str(error))]
+            continue
+        if state.step <= latest + 1:
+            return CheckpointScan(SavedCheckpoint(path, state), tuple(lost))
+        lost.append(DamagedCheckpoint(path, "the coordinator lost this step in a restore of its log"))
+    return scan
 
 
 def find_published(store: ShardStore, step: int, scan: CheckpointScan) -> Path:

@@ -17,7 +17,8 @@ interface IRunRegistry {
     struct Terms {
         uint128 stakeMin; // least stake behind each node, worker or validator
         uint128 slashAmount; // taken by one slash, as far as there is stake; at most stakeMin
-        uint128 slashPerDay; // most that all slashes of the run take in one day (UTC)
+        uint128 slashPerDay; // most that all slashes and penalties of the run take in one day (UTC)
+        uint128 validatorSlash; // taken by one penalty of a validator, as far as there is stake; at most stakeMin
         uint128 appealBond; // comes back if the slash is overturned
         uint128 epochBudget; // most that payouts promise per epoch
         uint32 epochTime; // least time between two payout roots
@@ -28,6 +29,7 @@ interface IRunRegistry {
         uint32 judgeAge; // how long a judge's node was bound to its owner before the anchor that its verdict rests on
         uint8 quorum; // verdicts that a slash, and the decision of an appeal, need
         bool slashToPool; // slashed stake goes to the run's pool; else it is burned
+        uint16 bountyShare; // of a slash that follows a finding, for the finder; in ten-thousandths
     }
 
     struct Run {
@@ -54,7 +56,9 @@ interface IRunRegistry {
     /// @param earliest of a change announced in this block, or of one after the last announced
     error TermsTooSoon(bytes32 run, uint48 startsAt, uint48 earliest);
     error QuorumOutOfRange(uint8 quorum, uint8 max);
+    /// @param slashAmount of a worker's slash or of a validator's penalty
     error SlashOverStake(uint128 slashAmount, uint128 stakeMin);
+    error ShareOutOfRange(uint16 share, uint16 max);
     error DayUnderSlash(uint128 slashPerDay, uint128 slashAmount);
     /// @notice The windows must fit into the unbonding delay, or unbonding could outrun a slash. So must the payout delay: a run without a
     /// matured root for several unbonding delays counts as abandoned.
@@ -87,7 +91,7 @@ interface IRunRegistry {
     function termsAt(bytes32 run, uint48 time) external view returns (Terms memory);
 
     /// @notice What others ask most. `overAt` is when a closed run's pool is over: one unbonding delay after it closed; 0 while it is not.
-    function standingOf(bytes32 run) external view returns (RunStatus status, uint48 createdAt, uint48 overAt);
+    function statusOf(bytes32 run) external view returns (RunStatus status, uint48 createdAt, uint48 overAt);
 
     /// @notice The key whose tree heads count for the run.
     function headSignerOf(bytes32 run) external view returns (address);

@@ -19,7 +19,7 @@ interface IStakeVault {
         uint48 maturesAt;
     }
 
-    /// @notice Stake taken out of a position until its slash ends.
+    /// @notice Stake taken out of a position until its slash ends. The key is the slash's name: a submission, or a penalty.
     struct Escrow {
         address node;
         uint128 amount;
@@ -44,6 +44,7 @@ interface IStakeVault {
     error NothingMatured(address node);
     error EscrowTaken(bytes32 submission);
     error EscrowUnknown(bytes32 submission);
+    error BountyOverEscrow(bytes32 submission, uint256 held, uint256 bounty);
 
     /// @notice Owner: bind another's node to me, with the node's consent. A node without anything in its position can be bound anew.
     function bind(address node, bytes calldata consent) external;
@@ -66,8 +67,8 @@ interface IStakeVault {
     /// @notice Court: the slash was overturned; everything goes back into the stake.
     function restore(bytes32 submission) external;
 
-    /// @notice Court: the slash stands; what was held leaves.
-    function forfeit(bytes32 submission, address to) external;
+    /// @notice Court: the slash stands; what was held leaves. The court keeps the bounty for the finder.
+    function forfeit(bytes32 submission, address to, uint256 bounty) external;
 
     function token() external view returns (address);
     function court() external view returns (address);

@@ -59,6 +59,8 @@ from prime_runtime.redaction import Secret
 
 ENTRIES_PER_WRITE = 1_000
 """Entries inserted at once."""
+INDEX_NAMES = ("index", "state.snapshot", "uptime.db")
+"""What an explorer makes from the log, and how its files begin: databases have others beside them."""
 
 
 def restore_backup(
@@ -167,8 +169,15 @@ def _derive_settings(verified: VerifiedLog, folder: Path) -> CoordinatorConfig:
 
 
 def _check_is_empty(folder: Path) -> None:
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+    """An explorer's index may be there: one that outlived its coordinator for a moment writes it again."""
+    if folder.exists() and (not folder.is_dir() or any(not _is_index(path) for path in folder.iterdir())):
         raise LocalError(f"{folder} is not empty; choose another folder")
+
+
+def _is_index(path: Path) -> bool:
+    """Whether this is an explorer's folder with nothing but what is derived from the log."""
+    is_explorer = path == CoordinatorHome(path.parent).explorer and path.is_dir() and not path.is_symlink()
+    return is_explorer and all(each.is_file() and each.name.startswith(INDEX_NAMES) for each in path.iterdir())
 
 
 @contextmanager
@@ -182,6 +191,8 @@ def _open_draft(folder: Path) -> Iterator[Path]:
     try:
         yield draft
         if folder.exists():
+            _check_is_empty(folder)
+            shutil.rmtree(CoordinatorHome(folder).explorer, ignore_errors=True)
             folder.rmdir()
         publish_folder(draft, folder)
     except OSError as error:
@@ -280,5 +291,6 @@ def _fill_database(config: CoordinatorConfig, draft: Path, size: int, *, at_ms: 
                 append_entries(connection, start, part, [compute_entry_keys(leaf) for leaf in part])
                 start += len(part)
             connection.execute(heads.insert().values(size=size, at_ms=at_ms, note=read_tree_head(mirror)))
+        write_atomic(CoordinatorHome(draft).restored, str(size).encode())
     finally:
         engine.dispose()

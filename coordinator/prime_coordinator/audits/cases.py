@@ -16,6 +16,7 @@ from prime_protocol.ledger.entries import (
     SlashOverturned,
     SlashProposed,
 )
+from prime_protocol.ledger.findings import get_bounty_account
 from prime_protocol.ledger.state import (
     AuditRoundState,
     FindingState,
@@ -123,12 +124,13 @@ def compute_slash_end(
     """The entry that ends an open slash if it is due; None while the court may still get an appeal."""
     slash = case.slash
     assert slash is not None
+    execution = SlashExecuted(submission=case.name, bounty_to=get_bounty_account(case.run, case.name))
     if slash.appealed_at_ms is None:
         is_due = now_ms >= slash.appeal_until_ms and not is_appealable
-        return SlashExecuted(submission=case.name) if is_due else None
+        return execution if is_due else None
     outcome = tally_outcome(state, case.run, case.name, now_ms)
     if outcome is Outcome.FRAUDULENT:
-        return SlashExecuted(submission=case.name)
+        return execution
     if outcome is not None or now_ms >= slash.appealed_at_ms + slash.long_stop_ms:
         return SlashOverturned(submission=case.name)
     return None

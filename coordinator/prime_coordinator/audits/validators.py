@@ -24,8 +24,9 @@ from prime_coordinator.entry_writer import EntryWriter
 from prime_coordinator.scheduling.eligibility import Liveness, NodePhase
 from prime_protocol.constants import BASIS_POINTS
 from prime_protocol.ledger.audits import may_rule
-from prime_protocol.ledger.entries import Inspected, NodeStatus, NodeStatusSet
+from prime_protocol.ledger.entries import Inspected, NodeStatus, NodeStatusSet, ValidatorScored
 from prime_protocol.ledger.randomness import first_u64
+from prime_protocol.ledger.slashes import compute_penalty_nano, is_penalty_due
 from prime_protocol.ledger.state import LedgerState, SubmissionState
 from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.proofs.read_proofs import ReadCoverage
@@ -254,13 +255,25 @@ class InspectionScheduler:
         return [task for task in self._open.get(inspector, {}).values() if task.is_ruling]
 
     def record_inspection(self, inspector: NodeId, run: RunId, entry: Inspected, now_ms: int) -> None:
-        """The log has the result. An inspection that was not scheduled costs pay by the ledger, but suspends no one."""
+        """The log has the result. An inspection that was not scheduled costs pay and stake by the ledger, but suspends
+        no one."""
+        self._append_penalties(run, entry, now_ms)
         if self._open.get(inspector, {}).pop((run, entry.submission), None) is None:
             return
         refuted = self._entry_writer.state.runs[run].submissions[entry.submission].refuted
         for seen in entry.seen:
             if seen.reader in refuted:
                 self._reputation.record_unread(run, seen.reader, now_ms)
+
+    def _append_penalties(self, run: RunId, entry: Inspected, now_ms: int) -> None:
+        """On a chain the court takes the stake of those who are refuted, by an entry for each."""
+        state = self._entry_writer.state
+        submission = state.runs[run].submissions[entry.submission]
+        for validator in (seen.reader for seen in entry.seen if is_penalty_due(state, submission, seen.reader)):
+            penalty_nano = compute_penalty_nano(state, state.runs[run], submission, validator)
+            if penalty_nano:
+                score = ValidatorScored(validator=validator, submission=entry.submission, penalty_nano=penalty_nano)
+                self._entry_writer.append_own(score, run, now_ms)
 
     def tick(self, now_ms: int) -> None:
         """Drop inspections that were not done in time."""

@@ -16,10 +16,11 @@ from prime_coordinator.log.mirror import fill_mirror
 from prime_coordinator.log.snapshots import load_newest_snapshot, read_noted_snapshots
 from prime_coordinator.log.store import LogStore
 from prime_coordinator.log.tree import ENTRIES_PER_READ, LogTree
+from prime_protocol.constants import TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.log.merkle import compute_root
-from prime_protocol.log.tiles import CHECKPOINT_PATH
+from prime_protocol.log.tiles import CHECKPOINT_PATH, EntryBundle
 from prime_protocol.log.tree_head import TreeHead, VerifierKey, open_tree_head
 from prime_protocol.wire.ids import NetworkId, NodeId
 from prime_runtime.log_files import read_tree_head
@@ -45,8 +46,13 @@ async def recover_ledger(
                 f"{where} holds a signed head over {signed.size} entries, but only {size} are left: restore the"
                 " database from a newer backup; continuing would fork the log"
             )
+    if mirrored is None and _has_entries_after(mirror, size):
+        raise LocalError(
+            f"the mirror holds more than the {size} entries of the database: restore the database from a newer backup;"
+            " continuing would fork the log"
+        )
     tree = LogTree(mirror, store.read_blocking)
-    await asyncio.to_thread(_recover_tree, tree, store, mirror, mirrored, size)
+    await asyncio.to_thread(_recover_tree, tree, store, mirror, mirrored or stored, size)
     for signed in (stored, mirrored):
         if signed and compute_root(signed.size, tree.get_node) != signed.root:
             raise LocalError(
@@ -57,11 +63,11 @@ async def recover_ledger(
     return ledger, tree
 
 
-def _recover_tree(tree: LogTree, store: LogStore, mirror: Path, mirrored: TreeHead | None, size: int) -> None:
-    if mirrored is not None and tree.load(mirrored):
+def _recover_tree(tree: LogTree, store: LogStore, mirror: Path, head: TreeHead | None, size: int) -> None:
+    if head is not None and tree.load(head):
         tree.extend(size)
         return
-    if mirrored is not None:
+    if head is not None:
         log.warning("the newest files of the mirror are damaged; it is written again from the database")
     fill_mirror(mirror, tree, store.read_blocking, size)
 
@@ -101,10 +107,31 @@ async def _last_head(store: LogStore, key: VerifierKey) -> TreeHead | None:
 
 
 def _mirrored_head(mirror: Path, key: VerifierKey) -> TreeHead | None:
-    """The head that the mirror has shown to others; None if there is no mirror."""
+    """The head that the mirror has shown to others; None if there is none, or it is damaged.
+
+    The mirror is derived from the database, so a damaged head is not a reason to stop: a head is signed again.
+    """
     if not (mirror / CHECKPOINT_PATH).exists():
         return None
-    return _open_head(read_tree_head(mirror), key, f"the head in {mirror}")
+    try:
+        return open_tree_head(read_tree_head(mirror), [key])
+    except (LocalError, RemoteError) as error:
+        log.warning("the head in %s is damaged, and is signed again: %s", mirror, error)
+        return None
+
+
+def _has_entries_after(mirror: Path, size: int) -> bool:
+    """Whether the mirror has an entry bundle that the database cannot have made.
+
+    An entry is in the database before it is in the mirror. So this finds a database that lost entries even when the
+    mirror's head is gone. It looks at two folders, however long the log is.
+    """
+    index, width = divmod(size, TILE_HASHES)
+    newest, later = EntryBundle(index, TILE_HASHES), EntryBundle(index + 1, TILE_HASHES)
+    if any((mirror / bundle.path).exists() for bundle in (newest, later)):
+        return True
+    widths = [int(path.name) for path in (mirror / f"{newest.path}.p").glob("*") if path.name.isdigit()]
+    return max(widths, default=0) > width
 
 
 def _open_head(note: bytes, key: VerifierKey, where: str) -> TreeHead:

@@ -16,6 +16,7 @@ from prime_coordinator.log.mirror import extend_mirror, repair_partials, scrub_m
 from prime_coordinator.log.store import LogStore, StoredHead
 from prime_coordinator.log.tree import LogTree
 from prime_coordinator.retention.schedule import FileChange
+from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import HeadNoted
 from prime_protocol.ledger.entry_index import compute_entry_keys
 from prime_protocol.log import merkle
@@ -53,6 +54,8 @@ class LogWriter:
         self.tree = tree
         """Of the entries on disk."""
         self._clock = clock
+        self._appending = asyncio.Lock()
+        """Held while the database has entries that the tree does not have yet."""
         self._signing = asyncio.Lock()
         """A clean stop may ask for the last head while the loop still writes the previous one."""
         self._config = config
@@ -108,9 +111,11 @@ class LogWriter:
             count = min(len(self._queue), self._config.batch_entries_max)
             batch = [self._queue.popleft() for _ in range(count)]
             keys = [compute_entry_keys(leaf) for leaf in batch]
-            await self._store.append(self.size, batch, keys, self._take_changes(self.size + count))
-            self._noted += [self.size + place for place, key in enumerate(keys) if key.kind == HeadNoted.__name__]
-            self.tree.append_many([compute_leaf_hash(leaf) for leaf in batch])
+            first, changes = self.size, self._take_changes(self.size + count)
+            async with self._appending:
+                await self._store.append(first, batch, keys, changes)
+                self.tree.append_many([compute_leaf_hash(leaf) for leaf in batch])
+            self._noted += [first + place for place, key in enumerate(keys) if key.kind == HeadNoted.__name__]
             self._wake()
             if self._noted or self.size - self.head_size >= self._config.head_entries_max:
                 self._head_due.set()
@@ -121,6 +126,16 @@ class LogWriter:
         while self._changes and self._changes[0].size <= size:
             taken.append(self._changes.popleft())
         return taken
+
+    async def check_is_only_writer(self) -> None:
+        """LocalError if another process has written to the database: what this one answers is out of date."""
+        async with self._appending:
+            size = await self._store.size()
+            if size != self.size:
+                problem = f"the database has {size} entries where this process has {self.size}"
+                self._fail(LocalError(f"{problem}: is another coordinator using it?"))
+                assert self.failure is not None
+                raise self.failure
 
     def _wake(self) -> None:
         # Waiters are in the order of the entries: one event loop queues all of them.

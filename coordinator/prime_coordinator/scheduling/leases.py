@@ -7,6 +7,7 @@ at all is decided in eligibility.py.
 import heapq
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 
 from prime_coordinator.constants import (
     FILE_BYTES_PER_TOKEN,
@@ -31,7 +32,7 @@ from prime_protocol.constants import (
     ROLLOUT_ROWS_MAX,
 )
 from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted, RunStatus
-from prime_protocol.ledger.state import LeaseState, RunState, SubmissionState
+from prime_protocol.ledger.state import LeaseState, RunState, StepState, SubmissionState
 from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.ids import NodeId, RunId, Slot, Step
 from prime_protocol.wire.messages import LeaseReply, LeaseRequest
@@ -214,8 +215,7 @@ class LeaseScheduler:
         """The credit was taken back. Without new leases the step would lack these slots for good."""
         free = self._free.get((name, submission.step))
         if free is not None:
-            known = self._run(name).steps[submission.step]
-            free.reopen(submission.slots, lambda slot: slot in known.held or slot in known.credited)
+            free.reopen(submission.slots, partial(is_gone, self._run(name).steps[submission.step]))
 
     def record_end(self, name: RunId, number: int, lease: LeaseState, now_ms: int) -> None:
         self._release(lease.node, name, number)
@@ -297,9 +297,14 @@ class LeaseScheduler:
         if free is None:
             return
         known = self._run(name).steps[step]
-        free.uncover(slots, lambda slot: slot in known.held or slot in known.credited)
+        free.uncover(slots, partial(is_gone, known))
         if free.count(slots.start):
             self._stragglers.add(name, step, known.held.get(slots.start, -1), now_ms)
+
+
+def is_gone(step: StepState, slot: int) -> bool:
+    """Whether a slot needs no other lease: it is credited, or held by a lease or by accepted work."""
+    return slot in step.held or slot in step.credited
 
 
 def to_lease_entry(number: int, lease: LeaseState) -> LeaseGranted:

@@ -21,6 +21,7 @@ class ChainTerms:
     stakeMin: int
     slashAmount: int
     slashPerDay: int
+    validatorSlash: int
     appealBond: int
     epochBudget: int
     epochTime: int
@@ -31,6 +32,7 @@ class ChainTerms:
     judgeAge: int
     quorum: int
     slashToPool: bool
+    bountyShare: int
 
     @classmethod
     def read(cls, values: Mapping[str, Any]) -> "ChainTerms":
@@ -51,7 +53,8 @@ def make_chain_terms(terms: RunTerms, config: SettlementConfig, scale: int) -> C
     return ChainTerms(
         stakeMin=terms.stake_min_nano * scale,
         slashAmount=terms.slash_nano * scale,
-        slashPerDay=terms.slash_nano * scale * config.slashes_per_day,
+        slashPerDay=max(terms.slash_nano, terms.validator_slash_nano) * scale * config.slashes_per_day,
+        validatorSlash=terms.validator_slash_nano * scale,
         appealBond=config.appeal_bond_nano * scale,
         epochBudget=terms.step_budget_nano * scale * config.epoch_steps_max,
         epochTime=epoch_s,
@@ -62,6 +65,7 @@ def make_chain_terms(terms: RunTerms, config: SettlementConfig, scale: int) -> C
         judgeAge=config.judge_age_ms // 1000,
         quorum=terms.quorum,
         slashToPool=terms.slash_to is SlashDestination.POOL,
+        bountyShare=terms.bounty_share,
     )
 
 
@@ -115,6 +119,18 @@ class SlashInLog:
 
 
 @dataclass(frozen=True, slots=True)
+class PenaltyInLog:
+    """A penalty of a validator. The log has ended it: nothing that follows there changes it."""
+
+    name: Digest
+    """Of submission and validator, as the court names it."""
+    scored: int
+    """Index of its ValidatorScored entry."""
+    can_judge: bool = False
+    """Whether a quorum of others signed the opposite of the refuted verdict."""
+
+
+@dataclass(frozen=True, slots=True)
 class SlashOnChain:
     phase: SlashPhase = SlashPhase.NONE
     appeal_until: int = 0
@@ -148,6 +164,7 @@ class RunOnChain:
     is_frozen: bool = False
     pool: PoolOnChain = field(default_factory=PoolOnChain)
     slashes: Mapping[Digest, SlashOnChain] = field(default_factory=dict)
+    """Slashes of workers by submission, and penalties by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +178,7 @@ class RunInLog:
     """At the size of the newest anchored head; None if unknown here."""
     paid_total: int
     slashes: tuple[SlashInLog, ...]
+    penalties: tuple[PenaltyInLog, ...] = ()
 
 
 # --- Actions ----------------------------------------------------------------------------------------------------------
@@ -222,6 +240,18 @@ class RefundSlash(SlashAction):
     pass
 
 
+class ProposePenalty(SlashAction):
+    """The actions of a penalty carry its name."""
+
+
+class JudgePenalty(SlashAction):
+    pass
+
+
+class ExecutePenalty(SlashAction):
+    pass
+
+
 ChainAction = (
     CreateRun
     | SetTerms
@@ -233,6 +263,9 @@ ChainAction = (
     | ExecuteSlash
     | OverturnSlash
     | RefundSlash
+    | ProposePenalty
+    | JudgePenalty
+    | ExecutePenalty
 )
 
 
@@ -245,6 +278,10 @@ def list_actions(log: RunInLog, chain: RunOnChain, now: int, *, is_hastened: boo
     assert chain.terms is not None
     for slash in log.slashes:
         action = get_slash_action(log.name, slash, chain, now)
+        if action is not None:
+            yield action
+    for penalty in log.penalties:
+        action = get_penalty_action(log.name, penalty, chain, now)
         if action is not None:
             yield action
     if chain.is_frozen or chain.pool.is_abandoned or chain.phase is RunPhase.CLOSED:
@@ -277,6 +314,19 @@ def get_slash_action(run: RunId, slash: SlashInLog, chain: RunOnChain, now: int)
     if not slash.is_executed:
         return OverturnSlash(run, slash.submission)
     return ExecuteSlash(run, slash.submission) if now >= seen.appeal_until else None
+
+
+def get_penalty_action(run: RunId, penalty: PenaltyInLog, chain: RunOnChain, now: int) -> ChainAction | None:
+    """An appeal without a quorum against the validator is left to its refund."""
+    seen = chain.slashes.get(penalty.name, SlashOnChain())
+    is_open = seen.phase in (SlashPhase.OPEN, SlashPhase.APPEALED)
+    if seen.phase is SlashPhase.NONE:
+        return ProposePenalty(run, penalty.name) if penalty.scored < chain.size and not chain.is_frozen else None
+    if is_open and (chain.is_frozen or now >= seen.judge_until):
+        return RefundSlash(run, penalty.name)
+    if seen.phase is SlashPhase.APPEALED:
+        return JudgePenalty(run, penalty.name) if penalty.can_judge else None
+    return ExecutePenalty(run, penalty.name) if is_open and now >= seen.appeal_until else None
 
 
 def is_appealable(log: RunInLog, slash: SlashInLog, chain: RunOnChain, now: int) -> bool:
@@ -316,11 +366,12 @@ def has_unsettled(log: RunInLog, chain: RunOnChain) -> bool:
     A root counts once it has matured: one that is voided after the run is over could not be posted again.
     """
     ended = (SlashPhase.EXECUTED, SlashPhase.REFUNDED)
-    is_judging = any(chain.slashes.get(slash.submission, SlashOnChain()).phase not in ended for slash in log.slashes)
+    names = [*(slash.submission for slash in log.slashes), *(penalty.name for penalty in log.penalties)]
+    is_judging = any(chain.slashes.get(name, SlashOnChain()).phase not in ended for name in names)
     return log.paid_total > chain.pool.matured or is_judging
 
 
-def is_slash_over(slash: SlashInLog, chain: RunOnChain) -> bool:
-    """Whether a slash has ended on the chain."""
-    phase = chain.slashes.get(slash.submission, SlashOnChain()).phase
+def is_slash_over(name: Digest, chain: RunOnChain) -> bool:
+    """Whether a slash or penalty has ended on the chain."""
+    phase = chain.slashes.get(name, SlashOnChain()).phase
     return phase in (SlashPhase.EXECUTED, SlashPhase.REFUNDED)

@@ -9,6 +9,7 @@ from prime_coordinator.log.writer import LogWriter
 from prime_coordinator.settlement.actions import (
     ChainTerms,
     Payable,
+    PenaltyInLog,
     PoolOnChain,
     RunInLog,
     RunOnChain,
@@ -21,8 +22,14 @@ from prime_coordinator.settlement.actions import (
 )
 from prime_coordinator.settlement.chain_events import FollowedChain, VaultStake
 from prime_coordinator.settlement.config import SettlementConfig
-from prime_coordinator.settlement.slash_cases import CASE_KINDS, SlashCase, choose_judges
-from prime_protocol.ledger.entries import PaidOut, RunStatus, SlashProposed, VerdictGiven
+from prime_coordinator.settlement.slash_cases import (
+    CASE_KINDS,
+    PenaltyCase,
+    SlashCase,
+    choose_judges,
+    make_penalty_case,
+)
+from prime_protocol.ledger.entries import PaidOut, RunStatus, SlashProposed, ValidatorScored, VerdictGiven
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.payout_tree import list_payable
 from prime_protocol.log.merkle import compute_root
@@ -75,6 +82,26 @@ async def read_case(store: LogStore, submission: Digest) -> SlashCase:
     return case
 
 
+async def list_penalties(store: LogStore, run: RunId, since: int) -> tuple[list[PenaltyCase], int]:
+    """Penalties that the log has from this index on, oldest first, and the index from which to read on."""
+    found: list[PenaltyCase] = []
+    before, next_index = None, since
+    while True:
+        rows = await store.list_entries(
+            kinds=[ValidatorScored.__name__], run=run, before=before, limit=ENTRIES_PER_PAGE
+        )
+        fresh = [row for row in rows if row.index >= since]
+        next_index = max([next_index, *(row.index + 1 for row in fresh)])
+        for row in fresh:
+            entry = decode(ValidatorScored, decode_leaf(row.leaf)[1].body)
+            if entry.penalty_nano:
+                verdicts = [given for _, given in (await read_case(store, entry.submission)).verdicts]
+                found.append(make_penalty_case(row.index, entry, verdicts))
+        if len(fresh) < ENTRIES_PER_PAGE:
+            return found[::-1], next_index
+        before = rows[-1].index
+
+
 async def get_last_payout(store: LogStore, run: RunId) -> int:
     """Index of the newest PaidOut entry of a run; -1 before the first."""
     rows = await store.list_entries(kinds=[PaidOut.__name__], run=run, limit=1)
@@ -95,8 +122,12 @@ class SettlementReader:
         self.payable: dict[RunId, Payable] = {}
         """What accounts were paid when the log had the anchored size."""
         self.cases: dict[Digest, SlashCase] = {}
+        self.penalties: dict[Digest, PenaltyCase] = {}
+        """By name: those that are not over."""
+        self._penalties_read: dict[RunId, int] = {}
+        """Penalties before this index of the log are known."""
         self.lost: set[Digest] = set()
-        """Slashes that the court will never accept."""
+        """Slashes and penalties that the court will never accept."""
         self.over: set[Digest] = set()
         """Slashes that have ended on the chain."""
         self._newest: dict[RunId, tuple[int, int]] = {}
@@ -107,7 +138,7 @@ class SettlementReader:
     async def gather(self, ledger: LedgerView, name: RunId, followed: FollowedChain) -> tuple[RunInLog, RunOnChain]:
         """A run in the log and on the chain."""
         slashed = await self._load_cases(ledger, name)
-        on_chain = await self.read_run(ledger, name, slashed)
+        on_chain = await self.read_run(ledger, name, [*slashed, *await self._load_penalties(ledger, name)])
         return await self._read_log(ledger, name, on_chain, followed, slashed), on_chain
 
     # --- The chain --------------------------------------------------------------------------------------------------
@@ -180,6 +211,13 @@ class SettlementReader:
                 self.cases[submission] = await read_case(ledger.log, submission)
         return found
 
+    async def _load_penalties(self, ledger: LedgerView, name: RunId) -> list[Digest]:
+        """The penalties of a run that may still be open. Each entry of the log is read once."""
+        fresh, self._penalties_read[name] = await list_penalties(ledger.log, name, self._penalties_read.get(name, 0))
+        for case in fresh:
+            self.penalties[case.name] = case
+        return [penalty for penalty, case in self.penalties.items() if case.verdict.receipt.run == name]
+
     async def _read_log(
         self, ledger: LedgerView, name: RunId, on_chain: RunOnChain, followed: FollowedChain, slashed: list[Digest]
     ) -> RunInLog:
@@ -193,6 +231,7 @@ class SettlementReader:
             payable=self.payable.get(name),
             paid_total=sum(run.paid.values()) * self._contracts.scale,
             slashes=tuple(self._list_open(name, on_chain, followed, slashed)),
+            penalties=tuple(self._list_open_penalties(name, on_chain, followed)),
         )
 
     async def _find_payable(self, ledger: LedgerView, name: RunId, size: int) -> None:
@@ -213,7 +252,7 @@ class SettlementReader:
         found: list[SlashInLog] = []
         for submission in slashed:
             slash = self._describe(self.cases[submission], on_chain, followed)
-            if is_slash_over(slash, on_chain):
+            if is_slash_over(submission, on_chain):
                 self.over.add(submission)
             elif submission not in self.lost:
                 found.append(slash)
@@ -221,6 +260,25 @@ class SettlementReader:
                 self._since[name] = slash.proposed + 1
                 del self.cases[submission]
         return found
+
+    def _list_open_penalties(self, name: RunId, on_chain: RunOnChain, followed: FollowedChain) -> list[PenaltyInLog]:
+        """Penalties that are not over; the others are forgotten."""
+        quorum = on_chain.terms.quorum if on_chain.terms else 0
+        found: list[PenaltyInLog] = []
+        for penalty, case in list(self.penalties.items()):
+            if case.verdict.receipt.run != name:
+                continue
+            if penalty in self.lost or is_slash_over(penalty, on_chain):
+                del self.penalties[penalty]
+            else:
+                can_judge = 0 < quorum <= len(self.choose_opposing(case, on_chain, followed))
+                found.append(PenaltyInLog(penalty, case.index, can_judge))
+        return found
+
+    def choose_opposing(self, case: PenaltyCase, on_chain: RunOnChain, followed: FollowedChain) -> list[VerdictGiven]:
+        """A quorum that refutes a verdict, none of it of the validator's owner; fewer if there are not enough."""
+        owner = followed.stakes.get(str(case.entry.validator), VaultStake()).owner
+        return self.choose_verdicts(list(case.opposing), on_chain, followed, [owner] if owner else [])
 
     def _describe(self, case: SlashCase, on_chain: RunOnChain, followed: FollowedChain) -> SlashInLog:
         quorum = on_chain.terms.quorum if on_chain.terms else 0

@@ -9,11 +9,14 @@ from prime_coordinator.settlement.actions import (
     ChainTerms,
     CloseRun,
     CreateRun,
+    ExecutePenalty,
     ExecuteSlash,
     JudgeAppeal,
+    JudgePenalty,
     OverturnSlash,
     Payable,
     PostPayoutRoot,
+    ProposePenalty,
     ProposeSlash,
     RefundSlash,
     RunPhase,
@@ -25,7 +28,7 @@ from prime_coordinator.settlement.chain_events import FollowedChain, VaultStake
 from prime_coordinator.settlement.config import SettlementConfig
 from prime_coordinator.settlement.files import ChainFiles
 from prime_coordinator.settlement.reader import LedgerView, SettlementReader
-from prime_coordinator.settlement.slash_cases import encode_logged_entry, encode_receipt, encode_verdict
+from prime_coordinator.settlement.slash_cases import SCORE_BYTES, encode_logged_entry, encode_receipt, encode_verdict
 from prime_protocol.ledger.payout_tree import PayoutTree, list_payable
 from prime_protocol.log.merkle import compute_root
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead
@@ -43,6 +46,8 @@ NOTICE_MARGIN_S = 3_600
 """Added to the notice period of new terms, because the transaction takes time."""
 FINAL_REFUSALS = ("SlashTooLate", "NothingToSlash")
 """Refusals of a slash that never change."""
+NO_ACCOUNT = NodeId(bytes(20))
+"""Of a slash without a bounty."""
 ACTIONS_AT_ONCE = 16
 """Most transactions in one poll, if each is mined at once."""
 
@@ -102,7 +107,7 @@ class ActionSender:
             for action in list_actions(in_log, on_chain, head.time_s, is_hastened=name in self.anchor_requested):
                 if self._held.get(action, 0) <= head.time_s and await self._try(action, ledger, followed, head):
                     return True
-            if on_chain.phase is RunPhase.CLOSED and not in_log.slashes:
+            if on_chain.phase is RunPhase.CLOSED and not in_log.slashes and not in_log.penalties:
                 self._ended.add(name)
         return False
 
@@ -111,7 +116,7 @@ class ActionSender:
         try:
             await self._do(action, ledger, followed, head)
         except (ContractReverted, GasCapExceeded) as error:
-            if isinstance(action, ProposeSlash) and error.name in FINAL_REFUSALS:
+            if isinstance(action, ProposeSlash | ProposePenalty) and error.name in FINAL_REFUSALS:
                 self._reader.lost.add(action.submission)
             self._hold(action, head, str(error))
             return False
@@ -158,11 +163,22 @@ class ActionSender:
             case ExecuteSlash(submission=submission) | OverturnSlash(submission=submission):
                 case = self._reader.cases[submission]
                 assert case.ended is not None
-                entry = await self._entry(ledger, action.run, case.ended, submission, None)
-                function = "execute" if isinstance(action, ExecuteSlash) else "overturn"
-                await send(f"{name} {submission}", at.court, function, (submission, entry))
+                entry = await self._entry(ledger, action.run, case.ended, case.end_bytes())
+                purpose = f"{name} {submission}"
+                if isinstance(action, ExecuteSlash):
+                    await send(purpose, at.court, "execute", (submission, case.bounty_to or NO_ACCOUNT, entry))
+                else:
+                    await send(purpose, at.court, "overturn", (submission, entry))
             case RefundSlash(submission=submission):
                 await send(f"{name} {submission}", at.court, "refund", (submission,))
+            case ProposePenalty(submission=penalty):
+                values = await self._penalty_values(ledger, action.run, penalty)
+                await send(f"{name} {penalty}", at.court, "proposePenalty", values)
+            case JudgePenalty(submission=penalty):
+                values = await self._judge_penalty_values(ledger, action.run, penalty, followed)
+                await send(f"{name} {penalty}", at.court, "judgePenalty", values)
+            case ExecutePenalty(submission=penalty):
+                await send(f"{name} {penalty}", at.court, "executePenalty", (penalty,))
 
     def _check_windows(self, terms: ChainTerms, unbonding_s: int) -> None:
         if terms.windows_s > unbonding_s:
@@ -202,7 +218,7 @@ class ActionSender:
         assert case.submitted is not None and case.evidence is not None
         owner = followed.stakes.get(str(case.submitted.receipt.node), VaultStake()).owner
         chosen = self._reader.choose_verdicts(case.accusing(), on_chain, followed, [owner] if owner else [])
-        entry = await self._entry(ledger, name, case.proposed, submission, case.evidence)
+        entry = await self._entry(ledger, name, case.proposed, case.proposal_bytes())
         verdicts = [encode_verdict(each) for each in chosen]
         return run_key(name), encode_receipt(case.submitted), verdicts, case.evidence, entry
 
@@ -213,13 +229,23 @@ class ActionSender:
         judges = followed.judges[str(submission)]
         chosen = self._reader.choose_verdicts(case.deciding(), on_chain, followed, judges)
         assert case.ended is not None
-        entry = await self._entry(ledger, name, case.ended, submission, None)
+        entry = await self._entry(ledger, name, case.ended, case.end_bytes())
         verdicts = [encode_verdict(each) for each in chosen]
-        return submission, [NodeId.parse(each) for each in judges], verdicts, entry
+        return submission, [NodeId.parse(each) for each in judges], verdicts, case.bounty_to or NO_ACCOUNT, entry
 
-    async def _entry(
-        self, ledger: LedgerView, name: RunId, index: int, submission: Digest, evidence: Digest | None
+    async def _penalty_values(self, ledger: LedgerView, name: RunId, penalty: Digest) -> tuple[Any, ...]:
+        case = self._reader.penalties[penalty]
+        entry = await self._entry(ledger, name, case.index, SCORE_BYTES)
+        return run_key(name), case.entry.submission, encode_verdict(case.verdict), case.entry.penalty_nano, entry
+
+    async def _judge_penalty_values(
+        self, ledger: LedgerView, name: RunId, penalty: Digest, followed: FollowedChain
     ) -> tuple[Any, ...]:
+        case, on_chain = self._reader.penalties[penalty], await self._reader.read_run(ledger, name)
+        verdicts = [encode_verdict(each) for each in self._reader.choose_opposing(case, on_chain, followed)]
+        return case.entry.submission, case.entry.validator, verdicts
+
+    async def _entry(self, ledger: LedgerView, name: RunId, index: int, begins: bytes) -> tuple[Any, ...]:
         """An entry of the log, in the first anchored head that covers it."""
         (leaf,) = await ledger.log.read(index, index + 1)
         size = int(await self._chain.read(self._contracts.anchor, "latestSize", run_key(name)))
@@ -229,4 +255,4 @@ class ActionSender:
                 break
             size = int(found["previous"])
         proof = ledger.writer.inclusion_proof(index, size)
-        return encode_logged_entry(leaf, index, size, proof, submission, evidence)
+        return encode_logged_entry(leaf, index, size, proof, begins)

@@ -1,4 +1,4 @@
-"""The evidence of a slash in the form that the court takes: receipt, verdicts, the log's entry and its proof. Pure.
+"""The evidence of slashes and penalties as the court takes it: receipt, verdicts, the log's entry and its proof. Pure.
 
 Values are tuples in the order of ICourt's structs.
 """
@@ -15,12 +15,14 @@ from prime_protocol.ledger.entries import (
     SlashOverturned,
     SlashProposed,
     Submitted,
+    ValidatorScored,
     VerdictGiven,
 )
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.replay import decode_entry
 from prime_protocol.log.merkle import MerkleProof
 from prime_protocol.wire.ids import Digest, NodeId
+from prime_runtime.chain.abi import compute_penalty_name
 
 END_ENTRIES = (SlashExecuted, SlashOverturned)
 CASE_KINDS = tuple(kind.__name__ for kind in (Submitted, VerdictGiven, SlashProposed, Appealed, *END_ENTRIES))
@@ -39,6 +41,7 @@ class SlashCase:
     appealed: int | None = None
     ended: int | None = None
     is_executed: bool = False
+    bounty_to: NodeId | None = None
 
     def add_entry(self, index: int, leaf: bytes) -> None:
         """Add an entry of the submission; call in the order of the log."""
@@ -55,6 +58,7 @@ class SlashCase:
                 self.appealed = index
             case SlashExecuted() | SlashOverturned():
                 self.ended, self.is_executed = index, isinstance(entry, SlashExecuted)
+                self.bounty_to = entry.bounty_to if isinstance(entry, SlashExecuted) else None
             case _:
                 pass
 
@@ -71,6 +75,41 @@ class SlashCase:
             return []
         later = [given for index, given in self.verdicts if self.appealed < index < self.ended]
         return [given for given in later if (given.outcome is Outcome.FRAUDULENT) is self.is_executed]
+
+    def end_bytes(self) -> bytes:
+        """What the entry that ended it begins with, in its leaf."""
+        return b"\x82\xa9bounty_to" if self.is_executed else b"\x81" + encode_submission(self.submission)
+
+    def proposal_bytes(self) -> bytes:
+        """Where the compared part of the proposal begins: the court does not read its amount."""
+        assert self.evidence is not None
+        return b"\xa8evidence\xc4\x20" + self.evidence + encode_submission(self.submission)
+
+
+OPPOSITE = {Outcome.ACCEPT: Outcome.FRAUDULENT, Outcome.FRAUDULENT: Outcome.ACCEPT}
+SCORE_BYTES = b"\x83\xacpenalty_nano"
+"""What a ValidatorScored entry begins with, in its leaf."""
+
+
+@dataclass(frozen=True, slots=True)
+class PenaltyCase:
+    """A penalty in the log, the refuted verdict, and those that refute it."""
+
+    index: int
+    entry: ValidatorScored
+    verdict: VerdictGiven
+    opposing: tuple[VerdictGiven, ...]
+
+    @property
+    def name(self) -> Digest:
+        return compute_penalty_name(self.entry.submission, self.entry.validator)
+
+
+def make_penalty_case(index: int, entry: ValidatorScored, verdicts: Sequence[VerdictGiven]) -> PenaltyCase:
+    """From all verdicts on the submission."""
+    own = next(given for given in verdicts if given.receipt.validator == entry.validator)
+    opposite = OPPOSITE.get(own.outcome)
+    return PenaltyCase(index, entry, own, tuple(given for given in verdicts if given.outcome is opposite))
 
 
 def choose_judges(
@@ -92,14 +131,15 @@ def encode_verdict(given: VerdictGiven) -> AbiTuple:
     return (given.receipt.validator, outcome, given.receipt.evidence, bytes(given.signature))
 
 
-def encode_logged_entry(
-    leaf: bytes, index: int, size: int, proof: MerkleProof, submission: Digest, evidence: Digest | None
-) -> AbiTuple:
-    """A LoggedEntry: the leaf, the offset of the entry's last fields in it, and its inclusion proof."""
+def encode_submission(submission: Digest) -> bytes:
+    """The field of an entry that names the submission."""
+    return b"\xaasubmission\xc4\x20" + submission
+
+
+def encode_logged_entry(leaf: bytes, index: int, size: int, proof: MerkleProof, begins: bytes) -> AbiTuple:
+    """A LoggedEntry: the leaf, the offset of the bytes that the court compares, and its inclusion proof."""
     _, payload = decode_leaf(leaf)
-    name = b"\xaasubmission\xc4\x20" + submission
-    sought = b"\x81" + name if evidence is None else b"\xa8evidence\xc4\x20" + evidence + name
-    offset = leaf.find(sought)
+    offset = leaf.find(begins)
     assert offset >= 0, "the entry is about this submission"
     times = (payload.issued_at_ms, payload.expires_at_ms)
     return (leaf, offset, *times, index, size, [bytes(each) for each in proof])

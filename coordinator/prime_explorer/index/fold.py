@@ -58,6 +58,8 @@ def _write_account_brief(entry: Any, ticker: str) -> str:
             return f"root {str(root)[:10]}…"
         case e.SnapshotNoted(size=size, digest=digest):
             return f"state after {size:,} entries, {str(digest)[:10]}…"
+        case e.LogRestored(size=size):
+            return f"restored from a copy of the first {size:,} entries; later ones are lost"
         case e.RoundRecorded(round=number, cosignatures=cosignatures):
             return f"round {number:,} of the randomness chain, {len(cosignatures)} witnesses"
         case e.RulesChanged(rules=rules, from_ms=from_ms, release=release):
@@ -148,10 +150,9 @@ class LogFold:
         self.state.rules.check_known(at_ms=record.at_ms, index=index)
         entry = decode_entry(letter)
         about = FoldedEntry(index, record.at_ms, letter.sender, letter.run, entry)
-        seen, finder = read_before_apply(self.state, about), find_finder(self.state, about)
+        seen, finders = read_before_apply(self.state, about), find_finders(self.state, about)
         self.ledger.append(letter, record)
-        if finder is not None:
-            self._dirty.accounts[finder] = None
+        self._dirty.accounts.update(dict.fromkeys(finders))
         self._writes += self._describe(about, seen)
 
     def take_writes(self) -> list[SqlWrite]:
@@ -230,20 +231,20 @@ def read_before_apply(state: LedgerState, about: FoldedEntry) -> Any:
         case e.SlashProposed(submission=name) | e.SlashExecuted(submission=name) | e.SlashOverturned(submission=name):
             return run.submissions[name].node if run and name in run.submissions else None
         case FindingDismissed():
-            return find_finder(state, about)
+            return next(iter(find_finders(state, about)), None)
         case e.LeaseEnded() | e.PaidOut() | e.CheckpointPublished() if run is not None:
             return fold_work.read_before_apply(state, run, about)
     return None
 
 
-def find_finder(state: LedgerState, about: FoldedEntry) -> NodeId | None:
-    """The account whose finding an entry may end: its bond and bounty change the balance."""
+def find_finders(state: LedgerState, about: FoldedEntry) -> tuple[NodeId, ...]:
+    """The account whose finding an entry may end, which gets its bond back, and its owner, which gets the bounty."""
     run = state.runs.get(about.run) if about.run else None
     match about.entry:
         case FindingDismissed(submission=name) | e.SlashExecuted(submission=name) | e.SlashOverturned(submission=name):
             finding = run.findings.get(name) if run else None
-            return finding.finder if finding else None
-    return None
+            return (finding.finder, finding.owner) if finding else ()
+    return ()
 
 
 def _changed_node(about: FoldedEntry) -> NodeId | None:

@@ -31,6 +31,7 @@ from prime_explorer.config import (
     SNAPSHOT_ENTRIES,
 )
 from prime_explorer.index.fold import LogFold
+from prime_explorer.index.formats import IndexFiles
 from prime_explorer.index.store import IndexWriter
 from prime_protocol.constants import DIGEST_BYTES, NOTE_BYTES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
@@ -54,7 +55,6 @@ from prime_runtime.clock import SystemClock
 from prime_runtime.files import write_atomic
 from prime_runtime.log_files import (
     BUNDLE_BYTES_MAX,
-    compute_code_digest,
     read_bundle,
     read_local_snapshot,
     read_tile,
@@ -173,8 +173,15 @@ class LogFollower:
             self._note = note
         return True
 
+    @property
+    def has_caught_up(self) -> bool:
+        """The index has every entry of the newest head."""
+        return bool(self._note)
+
     def close(self) -> None:
-        if self._folding is not None and self._folding.state.size > self._snapshot_size:
+        # A folder that was deleted meanwhile is not made again: the coordinator that it was of may be restored there.
+        is_new = self._folding is not None and self._folding.state.size > self._snapshot_size
+        if self._folding is not None and is_new and self._snapshot.parent.is_dir():
             write_local_snapshot(self._snapshot, self._folding.ledger.network, self._folding.state)
         self._index.close()
 
@@ -325,15 +332,25 @@ def run_follower(
     """Run until told to stop."""
     clock = SystemClock()
     fetcher = MirrorFetcher(source, mirror) if source else None
-    index = IndexWriter.open(folder / "index.db", compute_code_digest().hex()[:16])
+    files = IndexFiles(folder)
+    index = files.open()
     follower = LogFollower(mirror, index, snapshot=folder / "state.snapshot", key=key)
     local_errors = 0
+
+    def is_wanted() -> bool:
+        if not files.is_served:
+            files.report_progress(index.size, int(index.get("signed_size") or 0))
+        return not stop.is_set()
+
     try:
         while not stop.is_set():
             try:
                 if fetcher is not None:
                     fetcher.fetch(lambda: not stop.is_set())
-                follower.advance(clock.now_ms(), lambda: not stop.is_set())
+                follower.advance(clock.now_ms(), is_wanted)
+                if not files.is_served and follower.has_caught_up:
+                    files.serve()
+                    log.info("the index of this release has caught up, and is served from now on")
                 if local_errors:
                     index.write([], local_error="")
                 local_errors = 0

@@ -152,8 +152,10 @@ CREATE INDEX slashes_appealed ON slashes (idx) WHERE appealed_idx IS NOT NULL;
 CREATE INDEX slashes_appealed_by_run ON slashes (run, idx) WHERE appealed_idx IS NOT NULL;
 """
 
-SCHEMA_DIGEST = sha256(TABLES.encode()).hexdigest()[:16]
-"""An index with another schema is rebuilt."""
+FOLD_FORMAT = 1
+"""Number of what the fold writes. It rises when the same entries give other rows in the same tables."""
+INDEX_FORMAT = f"{FOLD_FORMAT}-{sha256(TABLES.encode()).hexdigest()[:12]}"
+"""An index of another format is made again from the log, beside the old one, which is served meanwhile if it can be."""
 
 
 SqlWrite = tuple[str, tuple[Any, ...]]

@@ -6,11 +6,12 @@ import threading
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from prime_explorer.config import HEADS_KEPT, READER_THREADS
-from prime_explorer.index.schema import SCHEMA_DIGEST, TABLES, SqlWrite
+from prime_explorer.index.schema import INDEX_FORMAT, TABLES, SqlWrite
 from prime_protocol.errors import LocalError
 from prime_protocol.log.tree_head import TreeHead
 
@@ -26,12 +27,11 @@ class IndexWriter:
         self._connection = connection
 
     @classmethod
-    def open(cls, path: Path, made_by: str) -> "IndexWriter":
-        """Open the index; replace it with an empty one if another version wrote it or it is unreadable."""
-        wanted = f"{SCHEMA_DIGEST} {made_by}"
+    def open(cls, path: Path, wanted: str = INDEX_FORMAT) -> "IndexWriter":
+        """Open the index; replace it with an empty one if it is of another format or unreadable."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            index = cls(path, _connect(path)) if _read_made_by(path) == wanted else None
+            index = cls(path, _connect(path)) if read_format(path) == wanted else None
             if index is None:
                 for side in SQLITE_SUFFIXES:
                     path.with_name(path.name + side).unlink(missing_ok=True)
@@ -78,18 +78,18 @@ class IndexWriter:
     def close(self) -> None:
         self._connection.close()
 
-    def _create(self, made_by: str) -> None:
+    def _create(self, wanted: str) -> None:
         self._connection.executescript(TABLES)
-        self.write([], size=0, head_size=0, signed_size=0, head_ms=0, problem="", local_error="", made_by=made_by)
+        self.write([], size=0, head_size=0, signed_size=0, head_ms=0, problem="", local_error="", format=wanted)
 
 
-def _read_made_by(path: Path) -> str | None:
-    """Version of the code that wrote the index; None if it is unreadable."""
+def read_format(path: Path) -> str | None:
+    """The format of an index; None if it is unreadable."""
     if not path.exists():
         return None
     connection = sqlite3.connect(path, timeout=30)
     try:
-        found = connection.execute("SELECT value FROM meta WHERE name='made_by'").fetchone()
+        found = connection.execute("SELECT value FROM meta WHERE name='format'").fetchone()
         return str(found[0]) if found else None
     except sqlite3.DatabaseError:
         return None
@@ -104,6 +104,36 @@ def _connect(path: Path) -> sqlite3.Connection:
     connection.execute("PRAGMA synchronous=NORMAL")
     connection.execute("PRAGMA cache_size=-65536")
     return connection
+
+
+def _list_columns(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+    """Every column of every table."""
+    query = "SELECT tables.name, columns.name FROM sqlite_master AS tables, pragma_table_info(tables.name) AS columns"
+    return set(connection.execute(f"{query} WHERE tables.type = 'table'"))
+
+
+@cache
+def _list_needed_columns() -> set[tuple[str, str]]:
+    """What the queries of this release need. An index of another format that has them can be served."""
+    connection = sqlite3.connect(":memory:")
+    try:
+        connection.executescript(TABLES)
+        return _list_columns(connection)
+    finally:
+        connection.close()
+
+
+def is_readable(path: Path) -> bool:
+    """Whether this release can serve an index, whichever wrote it."""
+    if not path.exists():
+        return False
+    connection = sqlite3.connect(path, timeout=30)
+    try:
+        return _list_needed_columns() <= _list_columns(connection)
+    except sqlite3.DatabaseError:
+        return False
+    finally:
+        connection.close()
 
 
 T = TypeVar("T")
@@ -180,10 +210,10 @@ class IndexReader:
         uri = f"file:{self._path}?mode=ro"
         try:
             connection = sqlite3.connect(uri, uri=True, timeout=5, check_same_thread=False, isolation_level=None)
-            made_by = connection.execute("SELECT value FROM meta WHERE name='made_by'").fetchone()
+            can_read = _list_needed_columns() <= _list_columns(connection)
         except sqlite3.DatabaseError as error:
             raise IndexNotReady(f"there is no index yet: {error}") from None
-        if made_by is None or not made_by[0].startswith(SCHEMA_DIGEST):
+        if not can_read:
             connection.close()
             raise IndexNotReady("another release wrote the index; it is being rebuilt")
         self._local.connection = (stamp, connection)

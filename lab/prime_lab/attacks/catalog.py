@@ -22,8 +22,7 @@ class AttackVerdict(StrEnum):
     """The result that an attack must have."""
 
     REFUSED = "refused"
-    """Not accepted: no credit, and nothing of it is used. Found by the intake checks or by the ledger's rules. Of a
-    coordinator: validators stop working for it."""
+    """Refused at intake or by the ledger's rules, and not used. Of a coordinator: validators stop working for it."""
     FRAUDULENT = "fraudulent"
     """Found by an audit: no credit, and the stake is slashed."""
     PROVEN = "proven"
@@ -346,6 +345,7 @@ JUDGEMENT_ATTACKS = (
         "candidates",
         gains="judges the files of an accomplice",
     ),
+    _attack(COORDINATOR, "suspended-candidate", "suspends who would judge", HARMLESS, "candidates", gains="its choice"),
 )
 """About who may be judged again and who judges, in the simulator."""
 
@@ -394,12 +394,7 @@ COORDINATOR_ATTACKS = (
         gains="can try until it likes the draw",
     ),
     _attack(
-        COORDINATOR,
-        "back-dated-entry",
-        "logs an entry before the one before it",
-        PROVEN,
-        "replay",
-        gains="late work is in time",
+        COORDINATOR, "back-dated-entry", "logs an entry before the last", PROVEN, "replay", gains="late work is in time"
     ),
 )
 HOSTILE_TOKENIZER = _attack(
@@ -451,6 +446,9 @@ EXPIRED_EVIDENCE = _attack(
     "file_holds",
     gains="a forged file that no one can read again",
 )
+FALSE_RESTORE = _attack(
+    COORDINATOR, "false-restore", "drops entries and says its disk was lost", PROVEN, "consistency", gains="unpaid work"
+)
 STRANGER_ATTACKS = (
     _attack(
         Attacker.STRANGER,
@@ -493,6 +491,7 @@ ALL_ATTACKS = (
     BROKEN_RULE,
     WRONG_CLOCK,
     SUDDEN_RULES,
+    FALSE_RESTORE,
     EXPIRED_EVIDENCE,
     *STRANGER_ATTACKS,
 )

@@ -193,6 +193,44 @@ def judge_late_candidates(finished: FinishedWorld) -> AttackResult | None:
     return make_result(AttackVerdict.HARMLESS, not wrong, told, "candidates")
 
 
+def judge_suspended_candidates(finished: FinishedWorld) -> AttackResult | None:
+    """A draw among the validators of the moment would have missed one that was suspended after the head; the draws did
+    not. Who was a candidate at a head is read from the log here, not from what the ledger remembers of it.
+    """
+    wrong, spared = 0, 0
+    heads: dict[int, dict[NodeId, int]] = {}
+    for entry, state, _ in replay_log(finished):
+        if isinstance(entry, e.HeadNoted) and RUN in state.runs:
+            heads[state.size] = dict(state.runs[RUN].validators)
+        if not isinstance(entry, e.AuditDrawn) or not entry.validators:
+            continue
+        run = state.runs[RUN]
+        present, at_head = run.validators, heads[run.submissions[entry.submission].candidates_before]
+        suspended = {
+            node: since
+            for node, since in at_head.items()
+            if present.get(node) != since and state.is_registered_fit(RUN, node)
+        }
+        by_moment = draw_among(state, entry.submission, present)
+        by_head = draw_among(state, entry.submission, {**present, **suspended})
+        spared += by_moment != by_head
+        wrong += entry.validators != by_head
+    if not wrong and not spared:
+        return None
+    told = f"{spared} draws among all would have missed a validator that was suspended after the head, {wrong} did"
+    return make_result(AttackVerdict.HARMLESS, not wrong, told, "candidates")
+
+
+def draw_among(state: LedgerState, name: Digest, candidates: dict[NodeId, int]) -> Sequence[NodeId]:
+    """The next draw if these were the candidates and no suspension was remembered."""
+    run = state.runs[RUN]
+    present, former = run.validators, run.former
+    run.validators, run.former = candidates, {}
+    drawn = compute_draw(state, run, name, state.at_ms)
+    run.validators, run.former = present, former
+    return drawn or ()
+
+
 JUDGEMENT_SCENARIOS: dict[str, LedgerScenario] = {
     "found-after-the-draw": LedgerScenario(
         adversaries=("draw-grinder",), nodes=VALIDATOR_WORLD_NODES, steps=10, finders=2, judge=judge_found
@@ -203,6 +241,9 @@ JUDGEMENT_SCENARIOS: dict[str, LedgerScenario] = {
     "revoked-owner-draw": LedgerScenario(adversaries=("leaver",), malicious=1.0, judge=judge_left_owners),
     "late-candidate": LedgerScenario(
         adversaries=("joiner",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_late_candidates
+    ),
+    "suspended-candidate": LedgerScenario(
+        adversaries=("suspender",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_suspended_candidates
     ),
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from prime_lab.attacks.answer_attacks import attack_answers
 from prime_lab.attacks.catalog import Attack, AttackResult, AttackVerdict
-from prime_lab.attacks.coordinator_attacks import attack_draws, attack_logs, attack_rules
+from prime_lab.attacks.coordinator_attacks import attack_draws, attack_logs, attack_restores, attack_rules
 from prime_lab.attacks.detection import COMMON_SLOTS
 from prime_lab.attacks.flood_attacks import attack_intake
 from prime_lab.attacks.harness import (
@@ -122,7 +122,7 @@ async def run_small(folder: Path, report_progress: Progress) -> SuiteSummary:
         add_result(summary, attack, outcome)
     report_progress("books, validators and coordinators: in the simulator")
     honest_logs = chain(attack_networks(), attack_judgement(), attack_reputation())
-    forged_logs = chain(attack_logs(), attack_draws(), attack_rules())
+    forged_logs = chain(attack_logs(), attack_draws(), attack_rules(), attack_restores())
     for attack, outcome in chain(honest_logs, forged_logs):
         add_result(summary, attack, outcome)
     report_progress("strangers: filling the log, in virtual time; validators: files that go too early")

@@ -265,26 +265,30 @@ def format_result(summary: DevnetSummary) -> str:
     )
 
 
+END_EVENTS = ("SlashExecuted", "SlashOverturned")
 NamedEvent = tuple[str, Mapping[str, Any]]
 """An event: its name and its values."""
 
 
 def count_open_slashes(told: list[NamedEvent]) -> int:
-    """Slashes before the court that have not ended."""
+    """Slashes and penalties before the court that have not ended."""
     names = [name for name, _ in told]
-    return names.count("SlashProposed") - names.count("SlashExecuted") - names.count("SlashOverturned")
+    opened = names.count("SlashProposed") + names.count("PenaltyProposed")
+    return opened - names.count("SlashExecuted") - names.count("SlashOverturned")
 
 
 def list_missing_events(told: list[NamedEvent], *, cheaters: int) -> Iterator[str]:
     """What should have happened on the chain and did not."""
     names = [name for name, _ in told]
-    ends = {bytes(values["submission"]): name for name, values in told if name in ("SlashExecuted", "SlashOverturned")}
+    penalties = {bytes(values["penalty"]) for name, values in told if name == "PenaltyProposed"}
+    ended = [(name, bytes(values["submission"])) for name, values in told if name in END_EVENTS]
+    ends = {submission: name for name, submission in ended if submission not in penalties}
     appealed = [bytes(values["submission"]) for name, values in told if name == "Appealed"]
     if count_open_slashes(told):
         yield f"{count_open_slashes(told)} slashes have not ended before the court"
     if cheaters and "SlashExecuted" not in [ends.get(submission) for submission in appealed]:
         yield "no cheater has appealed before the court and lost"
-    if "SlashOverturned" not in names:
+    if "SlashOverturned" not in ends.values():
         yield "no wrong slash was given back by the court"
     if "Promised" not in names:
         yield "no payout root is on the chain"
@@ -295,8 +299,13 @@ def describe_events(told: list[NamedEvent]) -> list[str]:
     of: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for name, values in told:
         of[name].append(values)
+    penalties = {bytes(values["penalty"]) for values in of["PenaltyProposed"]}
+    for name in (*END_EVENTS, "Appealed"):
+        of[f"penalty {name}"] = [values for values in of[name] if bytes(values["submission"]) in penalties]
+        of[name] = [values for values in of[name] if bytes(values["submission"]) not in penalties]
     appealed = {bytes(values["submission"]) for values in of["Appealed"]}
     failed = [values for values in of["SlashExecuted"] if bytes(values["submission"]) in appealed]
+    fined = sum(int(values["amount"]) for values in of["penalty SlashExecuted"]) // recipe.COIN_NANO
     staked = sum(int(values["amount"]) for values in of["Deposited"]) // recipe.COIN_NANO
     taken = sum(int(values["amount"]) for values in of["SlashExecuted"]) // recipe.COIN_NANO
     promised = max((int(values["total"]) for values in of["Promised"]), default=0) / recipe.COIN_NANO
@@ -306,5 +315,7 @@ def describe_events(told: list[NamedEvent]) -> list[str]:
         f"court      {len(of['SlashProposed'])} slashes proposed, {len(appealed)} appealed with a bond",
         f"court      {len(of['SlashExecuted'])} executed ({taken:,} {DEFAULT_TICKER}), {len(failed)} of them after an"
         f" appeal that failed; {len(of['SlashOverturned'])} given back",
+        f"court      {len(penalties)} penalties of validators proposed, {len(of['penalty SlashExecuted'])} executed"
+        f" ({fined:,} {DEFAULT_TICKER})",
         f"pool       {len(of['Promised'])} payout roots, {promised:,.2f} {DEFAULT_TICKER} promised in all",
     ]

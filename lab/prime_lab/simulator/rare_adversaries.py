@@ -32,7 +32,7 @@ from prime_lab.simulator.adversaries import (
 )
 from prime_lab.simulator.coordinator_host import HONEST, FakeFile
 from prime_lab.simulator.log_history import LoggedLease, LogHistory
-from prime_lab.simulator.world import STAKE, get_wallet
+from prime_lab.simulator.world import RUN, STAKE, get_wallet
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.wire.ids import Digest, NodeId
@@ -218,6 +218,31 @@ class DrawJoiner(NodeBehavior):
         party.post(kind(node=party.node, amount_nano=amount_nano), None, key=find_owner_key(party))
 
 
+class DrawSuspender(NodeBehavior):
+    """A validator in league with the operator, who knows rounds early: it suspends others while draws wait for a round,
+    and lets them back a few seconds later.
+    """
+
+    name = "suspender"
+    role = Role.VALIDATOR
+    reason = "unwanted in a draw"
+
+    def attack(self, party: "SimulatedNode") -> None:
+        core = party.world.host.core
+        if core is None or RUN not in core.state.runs:
+            return
+        run = core.state.runs[RUN]
+        for node in [node for node, reason in run.suspended.items() if reason == self.reason]:
+            self._set_status(party, node, e.NodeStatus.ACTIVE)
+        others = sorted(run.validators.keys() - {party.node})
+        if core.state.pending_rounds and others:
+            self._set_status(party, others[core.state.size % len(others)], e.NodeStatus.DRAINED)
+
+    def _set_status(self, party: "SimulatedNode", node: NodeId, status: e.NodeStatus) -> None:
+        entry = e.NodeStatusSet(node=node, status=status, reason=self.reason, run=RUN)
+        party.world.append_operator_entry(entry, None)
+
+
 def find_owner_key(party: "SimulatedNode") -> WalletKey | None:
     """An owner is named after the first of its nodes, and has at most four in a row."""
     if party.profile.delegation is None:
@@ -258,6 +283,7 @@ RARE_ADVERSARIES: tuple[type[NodeBehavior], ...] = (
     VerdictWaiter,
     OwnerLeaver,
     DrawJoiner,
+    DrawSuspender,
     InformedForger,
     DrawLeaker,
     TwoKeyOwner,

@@ -1,14 +1,17 @@
-"""All decisions of a node: events and the time in, effects out. Pure.
+"""All decisions of a node in one run: events and the time in, effects out. Pure.
 
 The daemon and the simulator drive this same object. It sends heartbeats, loads weights, requests leases while it has
 room, answers them, gives verdicts and follows commands. Times are this machine's. Deadlines are the coordinator's,
-whose clock is estimated from its replies. After each event `wake_ms` says when to come back with a Tick.
+whose clock is estimated from its replies. After each event `wake_ms` says when to come back with a Tick. A validator of
+several runs has an agent for each, over one AuditSchedule; the first also registers the node and stakes for it.
 """
 
 from random import Random
 from typing import Any, assert_never
 
 from prime_node.agent.assignments import AuditAssignments, LeaseAssignments
+from prime_node.agent.audit_schedule import AuditSchedule
+from prime_node.agent.control_state import NEVER_MS, ControlState
 from prime_node.agent.events import (
     AuditDone,
     AuditFailed,
@@ -23,6 +26,7 @@ from prime_node.agent.events import (
     HeadCosigned,
     HoldChanged,
     LoadWeights,
+    LogRolledBack,
     PendingEntry,
     ReplyReceived,
     SavedState,
@@ -64,44 +68,6 @@ from prime_protocol.wire.messages import (
 from prime_protocol.wire.rpc import Refusal
 from prime_protocol.wire.signing import WalletKey
 
-STOP_MS = 15_000
-"""How long a node that was told to stop tries to return its leases."""
-
-NEVER_MS = 2**62
-
-
-class ControlState:
-    """Who wants the node to hold, drain or stop: its owner, its machine, or the coordinator."""
-
-    def __init__(self) -> None:
-        self.hold_reason = ""
-        """Why the owner or the machine wants no more work; empty where it does."""
-        self.is_draining = False
-        """The owner wants the current jobs finished, then a stop."""
-        self.is_stopping = False
-        """The owner wants a stop now."""
-        self.command = NodeCommand.NONE
-        """The coordinator's last command."""
-        self.stop_ms = NEVER_MS
-        """When a node that was told to stop does so, whatever is left to send."""
-
-    def apply_command(self, command: NodeCommand, now_ms: int) -> NodeCommand:
-        """The command in force: the coordinator's last one, unless the owner has asked for a stop."""
-        self.command = NodeCommand.STOP if self.is_stopping else command
-        self.stop_ms = min(self.stop_ms, now_ms + STOP_MS) if self.command is NodeCommand.STOP else NEVER_MS
-        return self.command
-
-    @property
-    def accepts_work(self) -> bool:
-        return self.command is NodeCommand.NONE and not self.is_draining and not self.hold_reason
-
-    def find_stop_reason(self, now_ms: int, *, is_idle: bool, is_outbox_empty: bool) -> str | None:
-        """Why the process may end now; None: it may not yet. Empty: its owner asked for it."""
-        if self.stop_ms != NEVER_MS and (now_ms >= self.stop_ms or is_outbox_empty):
-            return "" if self.is_stopping else "the coordinator asked for it"
-        return "" if self.is_draining and is_idle and is_outbox_empty else None
-
-
 LEASE_RETRY_MS_MAX = 30_000
 """Longest wait between two lease requests that brought no lease."""
 
@@ -111,9 +77,12 @@ FAILED_LEASE_WAIT_MS_MAX = 600_000
 
 
 class Agent:
-    """The decisions of one node."""
+    """The decisions of one node in one run."""
 
-    def __init__(self, key: WalletKey, profile: NodeProfile, rng: Random) -> None:
+    def __init__(
+        self, key: WalletKey, profile: NodeProfile, rng: Random, schedule: AuditSchedule | None = None
+    ) -> None:
+        """`schedule`: shared with the agents of the node's other runs; None where this is the only one."""
         self._key = key
         self._profile = profile
         self._rng = rng
@@ -121,7 +90,11 @@ class Agent:
         self._outbox = Outbox()
         self.leases = LeaseAssignments(key, profile.network, profile.run, profile.domain)
         self.audits = AuditAssignments(
-            key, profile.network, profile.run, profile.domain, at_once=profile.audits_at_once
+            key,
+            profile.network,
+            profile.run,
+            profile.domain,
+            schedule=schedule or AuditSchedule(profile.audits_at_once),
         )
         self._effects: list[Effect] = []
         self._is_dirty = False
@@ -158,6 +131,8 @@ class Agent:
                 self._handle_refusal(request, refusal, now_ms)
             case SendTimedOut(request):
                 self._handle_refusal(request, None, now_ms)
+            case LogRolledBack():
+                self._roll_back(event, now_ms)
             case WeightsReady(step, root):
                 self.leases.checkpoints[step] = root
                 self._lease_request_due_ms = min(self._lease_request_due_ms, now_ms)
@@ -166,10 +141,10 @@ class Agent:
             case Generated() | GenerationFailed() | GenerationProgressed():
                 self._handle_generation(event, now_ms)
             case AuditDone(submission, finding):
-                finished = self.audits.finish(submission, finding)
+                finished = self.audits.finish(submission, finding, self.get_server_ms(now_ms))
                 self._queue_entries([finished] if finished is not None else [])
             case AuditFailed(submission):
-                self.audits.retry_later(submission, self._server_ms(now_ms))
+                self.audits.retry_later(submission, self.get_server_ms(now_ms))
             case SlashReported(submission, appeal_until_ms, is_own):
                 if is_own or self.leases.has_submitted(submission):
                     self._queue_appeal(submission, appeal_until_ms)
@@ -252,7 +227,7 @@ class Agent:
         if reply.updates:
             self._updates_seen = reply.updates[-1].number
         if reply.head:
-            self._effects.append(CheckTreeHead(reply.head))
+            self._effects.append(CheckTreeHead(reply.head, reply.restored_size))
         if reply.witness:
             self._effects.append(CosignTreeHead(reply.witness))
         if reply.weights is not None:
@@ -263,6 +238,15 @@ class Agent:
         self._queue_entries(self.audits.take_revealed(reply.reveals))
         self._membership.is_staked = self._membership.is_staked or bool(reply.leases or reply.audits)
         self._apply_command(reply.command, now_ms)
+
+    def _roll_back(self, event: LogRolledBack, now_ms: int) -> None:
+        """Forget what only the lost entries said: beacons, audits, the newest step."""
+        self._head_size = event.head_size
+        self._weights, self._loading_step = None, -1
+        self.leases.forget_steps()
+        self.audits.forget_done()
+        self._queue_entries(list(event.resent))
+        self._heartbeat_due_ms = now_ms
 
     def set_head_size(self, size: int) -> None:
         """The head monitor has verified a tree head of this size."""
@@ -301,7 +285,7 @@ class Agent:
 
     def _handle_generation(self, event: Generated | GenerationFailed | GenerationProgressed, now_ms: int) -> None:
         """Progress or end of a lease that is being generated."""
-        number, server_ms = event.lease, self._server_ms(now_ms)
+        number, server_ms = event.lease, self.get_server_ms(now_ms)
         match event:
             case Generated(_, work):
                 self._generation_failures = 0
@@ -350,10 +334,12 @@ class Agent:
         self._is_dirty = True
 
     def _queue_registration(self, now_ms: int) -> None:
-        """The coordinator does not know this key, or not what it offers."""
+        """The coordinator does not know this key, or not what it offers. One agent of the node tells it."""
+        if not self._profile.registers:
+            return
         self._queue_entries(
             self._membership.make_registration(
-                self._outbox.list_entries(), self._server_ms(now_ms) + REGISTRATION_TTL_MS
+                self._outbox.list_entries(), self.get_server_ms(now_ms) + REGISTRATION_TTL_MS
             )
         )
 
@@ -378,20 +364,19 @@ class Agent:
 
     def _return_lease(self, entry: LeaseEnded, now_ms: int) -> None:
         self.leases.returned.add(entry.lease)
-        self._queue_entry(entry, self._server_ms(now_ms) + REGISTRATION_TTL_MS, run=self._profile.run)
+        self._queue_entry(entry, self.get_server_ms(now_ms) + REGISTRATION_TTL_MS, run=self._profile.run)
 
     # --- Due actions ------------------------------------------------------------------------------------------------
 
     def _advance(self, now_ms: int) -> None:
         """Starts everything that is due, and sets `wake_ms`."""
-        server_ms = self._server_ms(now_ms)
+        server_ms = self.get_server_ms(now_ms)
         if self._is_worker:
             effects, returned = self.leases.advance(now_ms, server_ms)
             self._effects += effects
             for entry in returned:
                 self._return_lease(entry, now_ms)
-        if self.control.accepts_work:
-            self._effects += self.audits.advance(server_ms)
+        self._effects += self.audits.advance(server_ms, accepts_work=self.control.accepts_audits)
         self._queue_entries(
             self._membership.make_stake(self._outbox.list_entries(), now_ms, server_ms + REGISTRATION_TTL_MS)
         )
@@ -495,5 +480,6 @@ class Agent:
         """Entries that the log takes only later, and when."""
         return self._outbox.list_held()
 
-    def _server_ms(self, now_ms: int) -> int:
+    def get_server_ms(self, now_ms: int) -> int:
+        """The coordinator's time."""
         return now_ms + self._clock_offset_ms

@@ -9,6 +9,7 @@ Sending is the outbox's.
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from prime_node.agent.audit_schedule import AuditSchedule
 from prime_node.agent.events import (
     Audit,
     AuditFinding,
@@ -93,6 +94,11 @@ class LeaseAssignments:
         for table in (self._beacons, self.checkpoints):
             for step in [step for step in table if step < oldest]:
                 del table[step]
+
+    def forget_steps(self) -> None:
+        """The log may have lost the newest steps. It may give them other beacons and other checkpoints."""
+        self._beacons.clear()
+        self.checkpoints.clear()
 
     def has_beacon(self, step: Step) -> bool:
         return step in self._beacons
@@ -252,12 +258,15 @@ def get_answer(task: AuditTask) -> AuditAnswer:
 class AuditAssignments:
     """A validator's audits."""
 
-    def __init__(self, key: WalletKey, network: NetworkId, run: RunId, domain: Domain, *, at_once: int) -> None:
+    def __init__(
+        self, key: WalletKey, network: NetworkId, run: RunId, domain: Domain, *, schedule: AuditSchedule
+    ) -> None:
         self._key = key
         self._network = network
         self._run = run
         self._domain = domain
-        self._at_once = at_once
+        self._schedule = schedule
+        schedule.reset_run(run)
         self._waiting: dict[Digest, AuditTask] = {}
         self._running: dict[Digest, AuditTask] = {}
         self._done: dict[tuple[Digest, AuditAnswer], None] = {}
@@ -290,6 +299,11 @@ class AuditAssignments:
         for pending in state.committed:
             self.keep_committed(pending)
 
+    def forget_done(self) -> None:
+        """The log may have lost the verdicts: the coordinator asks for those again."""
+        self._done.clear()
+        self.committed.clear()
+
     def reconcile(self, tasks: Iterable[AuditTask]) -> None:
         """Follows the coordinator's list, which may be older than the last verdicts."""
         listed = {task.submission: task for task in tasks}
@@ -298,27 +312,23 @@ class AuditAssignments:
         }
         self._failed = {name: known for name, known in self._failed.items() if name in listed}
 
-    def advance(self, server_ms: int) -> list[Effect]:
-        """Starts audits while there is room, the oldest first."""
-        effects: list[Effect] = []
-        for name, task in list(self._waiting.items()):
-            if len(self._running) >= self._at_once:
-                break
-            if server_ms < self._failed.get(name, (0, 0))[1]:
-                continue
-            del self._waiting[name]
-            if server_ms < task.deadline_ms:
-                self._running[name] = task
-                effects.append(Audit(task))
-        return effects
+    def advance(self, server_ms: int, *, accepts_work: bool = True) -> list[Effect]:
+        """Starts the audits that are next on the schedule, which has those of the node's other runs too."""
+        self._waiting = {name: task for name, task in self._waiting.items() if server_ms < task.deadline_ms}
+        ready = [task for name, task in self._waiting.items() if server_ms >= self._failed.get(name, (0, 0))[1]]
+        started = self._schedule.take_next(self._run, ready if accepts_work else (), server_ms)
+        for task in started:
+            self._running[task.submission] = self._waiting.pop(task.submission)
+        return [Audit(task) for task in started]
 
-    def finish(self, submission: Digest, finding: AuditFinding) -> PendingEntry | None:
+    def finish(self, submission: Digest, finding: AuditFinding, server_ms: int) -> PendingEntry | None:
         """The entry to send; None for an audit that is not running. A verdict that is committed first is kept here.
 
         The evidence goes with the commitment: it is large, and the time to give a committed verdict is short. Its
         digest, without which it cannot be fetched, is told with the verdict.
         """
         task = self._running.pop(submission, None)
+        self._schedule.finish(self._run, submission, server_ms)
         if task is None:
             return None
         self._mark_done(submission, get_answer(task))
@@ -386,6 +396,7 @@ class AuditAssignments:
 
     def retry_later(self, submission: Digest, server_ms: int) -> None:
         """The audit failed. The coordinator lists it until its deadline, so it comes back."""
+        self._schedule.finish(self._run, submission, server_ms)
         if self._running.pop(submission, None) is not None:
             times, _ = self._failed.get(submission, (0, 0))
             self._failed[submission] = times + 1, server_ms + min(AUDIT_RETRY_MS_MAX, AUDIT_RETRY_MS << min(times, 10))

@@ -127,6 +127,16 @@ class SendTimedOut:
 
 
 @dataclass(frozen=True, slots=True)
+class LogRolledBack:
+    """The coordinator restored its log, and entries are lost."""
+
+    head_size: int
+    """Of the restored log."""
+    resent: tuple[PendingEntry, ...]
+    """Submissions that may be lost, to be sent again."""
+
+
+@dataclass(frozen=True, slots=True)
 class WeightsReady:
     """A checkpoint is on this disk."""
 
@@ -224,6 +234,7 @@ Event = (
     | ReplyReceived
     | SendRefused
     | SendTimedOut
+    | LogRolledBack
     | WeightsReady
     | WeightsFailed
     | Generated
@@ -291,6 +302,8 @@ class CheckTreeHead:
     """The coordinator sent a newer tree head: verify that it continues the last one."""
 
     head: bytes
+    restored_size: int = 0
+    """Where the coordinator says that its log was restored last; 0: nowhere."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -134,6 +134,8 @@ class NodeProfile:
     tokens_per_s: int = 1
     """As measured on this machine."""
     audits_at_once: int = 1
+    registers: bool = True
+    """False for all but one agent of a node with several runs: entries about the node itself are not the run's."""
     domain: Domain = EMBEDDED_DOMAIN
     witness_key: bytes = b""
     """Public key with which this node cosigns tree heads as a validator."""

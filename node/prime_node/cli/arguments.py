@@ -206,6 +206,25 @@ def _add_password(parser: argparse.ArgumentParser) -> None:
     _add(parser, "--password-file", type=Path, dest="key_password_file", help=text)
 
 
+def _add_challenge(commands: Group) -> argparse.ArgumentParser:
+    challenge = _command(
+        commands,
+        "challenge",
+        "challenge:challenge",
+        "compare the chain's pending payout roots with the log, and vote against a wrong one",
+    )
+    challenge.add_argument(
+        "--mirror", type=Path, help="copy of the log to replay. Default: what the coordinator serves."
+    )
+    challenge.add_argument("--dry-run", action="store_true", help="compare only; exits with 3 if a root is wrong")
+    challenge.add_argument(
+        "--unverified",
+        action="store_true",
+        help="vote against the oldest pending root without a replay, because the log is withheld or breaks its rules",
+    )
+    return challenge
+
+
 def _add_stake(commands: Group) -> None:
     stake = _command(
         commands,
@@ -222,30 +241,22 @@ def _add_stake(commands: Group) -> None:
     release = _command(
         actions, "release", "stake:release", "move unstaked amounts whose delay is over into the balance"
     )
-    for action in (add, remove):
-        action.add_argument("amount", metavar="AMOUNT", help="in the network's currency, such as 100 or 0.5")
     unstake = _command(commands, "unstake", "stake:remove", "same as `stake remove`")
-    unstake.add_argument("amount", metavar="AMOUNT", help="in the network's currency, such as 100 or 0.5")
+    for action in (add, remove, unstake):
+        action.add_argument("amount", metavar="AMOUNT", help="in the network's currency, such as 100 or 0.5")
     withdraw = _command(commands, "withdraw", "stake:release", "same as `stake release`; on a chain: into the wallet")
     claim = _command(commands, "claim", "stake:claim", "collect rewards, where the network settles on a chain")
-    appeal = _command(commands, "appeal", "stake:appeal", "appeal a slash, with the bond that the run's terms require")
-    appeal.add_argument("submission", metavar="SUBMISSION", help="id of the slashed submission")
+    claim.add_argument("--bounty", action="store_true", help="collect bounties of findings from the court instead")
+    appeal = _command(
+        commands, "appeal", "stake:appeal", "appeal a slash or a penalty, with the bond that the run's terms require"
+    )
+    appeal.add_argument(
+        "submission",
+        metavar="SUBMISSION",
+        help="id of the submission that the slash, or a validator's penalty, is about",
+    )
     appeal.add_argument("--reason", default="", help="text for the public log")
-    challenge = _command(
-        commands,
-        "challenge",
-        "challenge:challenge",
-        "compare the chain's pending payout roots with the log, and vote against a wrong one",
-    )
-    challenge.add_argument(
-        "--mirror", type=Path, help="copy of the log to replay. Default: what the coordinator serves."
-    )
-    challenge.add_argument("--dry-run", action="store_true", help="compare only; exits with 3 if a root is wrong")
-    challenge.add_argument(
-        "--unverified",
-        action="store_true",
-        help="vote against the oldest pending root without a replay, because the log is withheld or breaks its rules",
-    )
+    challenge = _add_challenge(commands)
     for action in (stake, add, remove, release, unstake, withdraw, claim, appeal, challenge):
         _add(action, "--key", type=Path, help="keystore file of the owner, if that is not the node itself")
         _add(

@@ -32,7 +32,7 @@ from prime_node.jobs.examination import (
 from prime_node.jobs.file_checks import Judgement
 from prime_node.log import public_api as public_log
 from prime_node.log.submission_tracker import fetch_receipt
-from prime_node.storage.node_folder import NodeFolder
+from prime_node.storage.node_folder import NodeFolder, RunFolder
 from prime_protocol.constants import DATASET_BYTES_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Outcome
@@ -313,14 +313,15 @@ def _find_weights(context: NodeCliContext, config: NodeConfig, task: AuditTask, 
     """--weights, else the checkpoint of the node in the folder."""
     if context.args.weights is not None:
         return Path(context.args.weights)
-    store = config.weights.folder or NodeFolder(config.folder).weights
-    path = store / "checkpoints" / task.checkpoint_root.hex()
-    if not path.is_dir():
+    stores = [RunFolder(config, run).weights for run in config.runs]
+    paths = [store / "checkpoints" / task.checkpoint_root.hex() for store in stores]
+    found = next((path for path in paths if path.is_dir()), None)
+    if found is None:
         raise LocalError(
-            f"the checkpoint {task.checkpoint_root} of step {facts.weights.step} is not in {store}; "
-            "give --weights FOLDER with its files"
+            f"the checkpoint {task.checkpoint_root} of step {facts.weights.step} is not in"
+            f" {' or '.join(map(str, stores))}; give --weights FOLDER with its files"
         )
-    return path
+    return found
 
 
 async def _load_dataset(context: NodeCliContext, config: NodeConfig, digest: Digest) -> bytes:

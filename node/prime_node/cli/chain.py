@@ -18,6 +18,7 @@ from prime_protocol.ledger.entries import Appealed, Released, Staked, Unbonded, 
 from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import Consent, Domain, sign_document
+from prime_runtime.chain.abi import compute_penalty_name
 from prime_runtime.chain.client import ChainClient, Contract, MinedTransaction
 from prime_runtime.chain.contracts import NetworkContracts, run_key
 from prime_runtime.chain.payments import Payer, Payment, wait_until_logged
@@ -63,6 +64,9 @@ class ChainStaking:
 
     def claim(self) -> int:
         return self._run(self._claim)
+
+    def claim_bounty(self) -> int:
+        return self._run(self._claim_bounty)
 
     def appeal(self, submission: Digest, reason: str) -> int:
         return self._run(lambda purse: self._appeal(purse, submission, reason))
@@ -211,6 +215,10 @@ class ChainStaking:
         """Pay the bond to the court; the log's validators decide. If our entry is refused, the coordinator writes the
         appeal to the log from the chain."""
         slash = await purse.read_slash(submission)
+        penalty = compute_penalty_name(submission, self._node)
+        if slash.status == 0 and (await purse.read_slash(penalty)).status:
+            await self._appeal_penalty(purse, penalty)
+            return
         if slash.status == 0:
             raise LocalError(f"the slash of {submission} has not reached the court yet; try again later")
         if slash.status == 1:
@@ -226,6 +234,24 @@ class ChainStaking:
             self._say(f"the log refuses this appeal ({error.refusal.problem}); the coordinator adds it from the chain")
             return
         self._say(f"the slash is appealed (entry {index} of the log)")
+
+    async def _appeal_penalty(self, purse: ChainSession, penalty: Digest) -> None:
+        """The log has decided: what is missing is a quorum that signed the opposite of this node's verdict."""
+        held = await purse.read_slash(penalty)
+        if held.status == 1:
+            block = await purse.appeal(penalty, held.bond)
+            bond = format_amount(held.bond // purse.contracts.scale)
+            self._say(f"paid a bond of {bond} to the court, block {block}")
+        self._say("the penalty is appealed, or has ended: the stake and the bond come back unless a quorum refutes it")
+
+    async def _claim_bounty(self, purse: ChainSession) -> None:
+        """From the court; repeating it is harmless. What the log says of the account does not change."""
+        units = int(await purse.chain.read(purse.contracts.court, "bountyOf", self._owner.node))
+        if not units:
+            raise LocalError(f"the court has no bounty for {self._owner.node}. See: prime-node findings")
+        await purse.wallet.send_and_wait("the bounty", purse.contracts.court, "claimBounty", self._owner.node)
+        amount = format_amount(units // purse.contracts.scale)
+        self._say(f"claimed a bounty of {amount} to the wallet {self._owner.node}")
 
     # --- Helpers ----------------------------------------------------------------------------------------------------
 

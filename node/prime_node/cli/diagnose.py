@@ -21,8 +21,8 @@ from typing import Any
 from prime_node.cli.context import NodeCliContext, call_node, with_pins
 from prime_node.cli.status import find_log
 from prime_node.config import NodeConfig
-from prime_node.doctor.checklist import CheckGrade, CheckResult, build_checklist
-from prime_node.doctor.probes import probe_machine
+from prime_node.doctor.checklist import CheckGrade, CheckResult, build_run_checklist
+from prime_node.doctor.probes import probe_runs
 from prime_node.status.report import describe_record
 from prime_node.storage.journal import Journal
 from prime_node.storage.keys import get_password, load_key
@@ -92,8 +92,8 @@ def run_doctor(context: NodeCliContext) -> int:
 def run_checks(config: NodeConfig) -> list[CheckResult]:
     with tempfile.TemporaryDirectory(prefix="prime-node-doctor-") as scratch:
         is_running = bool(read_lock(config.folder))
-        report = asyncio.run(probe_machine(config, Path(scratch), SystemClock(), is_running=is_running))
-    return build_checklist(report, str(config.role))
+        reports = asyncio.run(probe_runs(config, Path(scratch), SystemClock(), is_running=is_running))
+    return build_run_checklist(reports, str(config.role))
 
 
 def print_checklist(context: NodeCliContext, lines: list[CheckResult]) -> None:

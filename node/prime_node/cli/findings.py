@@ -24,6 +24,7 @@ from prime_protocol.ledger.entries import FindingFiled, Outcome
 from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_protocol.wire.messages import UploadPurpose, UploadRequest
 from prime_protocol.wire.signing import WalletKey
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN
 from prime_runtime.clock import SystemClock
 from prime_runtime.formatting import format_time
 from prime_runtime.http.client import CallRefused, open_client
@@ -157,6 +158,8 @@ class FiledFinding:
     submission: str
     reason: str
     state: str
+    bounty_to: str
+    """Account of the bounty, once the slash is executed."""
 
 
 def show_findings(context: NodeCliContext) -> int:
@@ -164,14 +167,23 @@ def show_findings(context: NodeCliContext) -> int:
     config = load_joined_config(context)
     rows = asyncio.run(_fetch_findings(config, load_author_key(context, config).node))
     if context.args.json:
-        names = ("index", "at_ms", "submission", "reason", "state")
+        names = ("index", "at_ms", "submission", "reason", "state", "bounty_to")
         context.screen.print_json([{name: getattr(row, name) for name in names} for row in rows])
     elif not rows:
         context.screen.print_line("this account has filed no finding: prime-node audit SUBMISSION --file-finding")
     else:
         cells = [(format_time(row.at_ms), row.submission, STATES[row.state]) for row in rows]
         context.screen.show(context.screen.table(["filed, UTC", "submission", "state"], cells))
+        for account in sorted({row.bounty_to for row in rows if row.bounty_to}):
+            context.screen.print_line(describe_bounty(account, is_on_chain=config.signing_domain != EMBEDDED_DOMAIN))
     return 0
+
+
+def describe_bounty(account: str, *, is_on_chain: bool) -> str:
+    """Where the bounties of executed slashes are."""
+    if not is_on_chain:
+        return f"bounties are in the balance of {account}"
+    return f"bounties of {account} are at the court once it has executed the slash: prime-node claim --bounty"
 
 
 async def _fetch_findings(config: NodeConfig, author: NodeId) -> list[FiledFinding]:
@@ -191,27 +203,37 @@ async def _fetch_finding(api: JsonClient, row: Mapping[str, Any]) -> FiledFindin
     except NotFound:
         raise LocalError(f"the coordinator has a finding about {name}, but not the submission") from None
 
+    is_undecided = public_log.parse_answer("submission", view, lambda found: found["summary"]["finding"]) == "undecided"
+    ends = public_log.parse_answer("log", history, lambda found: [int(each["idx"]) for each in list_ends(found)])
+    executed = await api.get(f"/log/{max(ends)}") if ends else None
+
     def parse(found: Mapping[str, Any]) -> FiledFinding:
         index = int(found["idx"])
         later = sorted((int(each["idx"]), str(each["kind"])) for each in history["entries"]["rows"])
         kinds = [kind for at, kind in later if at > index]
-        is_undecided = view["summary"]["finding"] == "undecided"
+        state = get_finding_state(kinds, is_undecided=is_undecided)
         return FiledFinding(
             index=index,
             at_ms=int(found["at_ms"]),
             submission=str(name),
             reason=str(found["brief"]),
-            state=get_finding_state(kinds, is_undecided=is_undecided),
+            state=state,
+            bounty_to=str(executed["body"]["bounty_to"] or "") if executed and state == "executed" else "",
         )
 
     return public_log.parse_answer("log", row, parse)
+
+
+def list_ends(history: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The executed slash among the entries about a submission; there is at most one."""
+    return [row for row in history["entries"]["rows"] if row["kind"] == "SlashExecuted"]
 
 
 STATES = {
     "open": "open: drawn validators decide it",
     "upheld": "upheld: the worker may still appeal",
     "appealed": "upheld; the worker appealed, and other validators decide",
-    "executed": "upheld, and the worker is slashed: your bond is back",
+    "executed": "upheld, and the worker is slashed: your bond is back, the bounty is yours",
     "overturned": "upheld, then overturned on appeal: your bond is back",
     "dismissed": "dismissed: judges did not agree, and your bond is lost",
     "undecided": "not decided in time: your bond is back, and you may file it again",

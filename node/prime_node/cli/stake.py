@@ -4,6 +4,7 @@ On a network that settles on a chain, ChainStaking moves the value there; see ch
 """
 
 import asyncio
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from prime_node.cli.context import NodeCliContext
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from prime_node.cli.chain import ChainStaking
 
 
+PENALTIES_SHOWN = 10
+"""Newest scores of a node among which its penalties are shown."""
 ENDPOINTS = {endpoint.request: endpoint for endpoint in ENTRY_ENDPOINTS}
 
 
@@ -39,17 +42,23 @@ def show(context: NodeCliContext) -> int:
         ("node", facts["node"]),
         ("owner", "itself" if facts["owner"] == facts["node"] else facts["owner"]),
         ("stake", format_amount(facts["stake_nano"])),
-        ("minimum", f"{format_amount(facts['stake_min_nano'])} for {config.run}"),
+        ("minimum", f"{format_amount(facts['stake_min_nano'])} for {config.run_id}"),
         ("unbonding", format_amount(facts["unbonding_nano"])),
         ("balance", f"{format_amount(facts['balance_nano'])} of the owner"),
         ("eligibility", f"{facts['eligibility']}" + (f": {facts['remedy']}" if not facts["is_eligible"] else "")),
     ]
+    lines += [("penalty", describe_penalty(each)) for each in facts["penalties"]]
     context.screen.show(context.screen.key_value_table(lines))
     missing = facts["stake_min_nano"] - facts["stake_nano"]
     if missing > 0:
         amount = format_amount(missing)
         context.screen.print_line(f"\nthe stake is {amount} below the minimum: prime-node stake add {amount}")
     return 0
+
+
+def describe_penalty(penalty: Mapping[str, Any]) -> str:
+    lost = format_amount(penalty["penalty_nano"])
+    return f"{lost} over a refuted verdict on {penalty['submission']} (entry {penalty['index']} of the log)"
 
 
 def add(context: NodeCliContext) -> int:
@@ -78,7 +87,8 @@ def release(context: NodeCliContext) -> int:
 def claim(context: NodeCliContext) -> int:
     if not settles_on_chain(context):
         raise LocalError("this network uses no chain; its payments are in the balance already: see prime-node stake")
-    return open_chain_staking(context).claim()
+    staking = open_chain_staking(context)
+    return staking.claim_bounty() if context.args.bounty else staking.claim()
 
 
 def appeal(context: NodeCliContext) -> int:
@@ -162,12 +172,14 @@ async def fetch_stake(config: NodeConfig, node: NodeId) -> dict[str, Any]:
         try:
             await client.wait_for_index()
             detail = await client.get(f"/nodes/{node}")
-            run = await client.get(f"/runs/{config.run}")
+            run = await client.get(f"/runs/{config.run_id}")
+            scores = await client.get("/log", kind="ValidatorScored", about=str(node), limit=str(PENALTIES_SHOWN))
+            scored = {row["idx"]: await client.get(f"/log/{row['idx']}") for row in scores["entries"]["rows"]}
         except NotFound as error:
             raise LocalError(f"the coordinator does not know it yet: {error}. Start the node first") from None
     try:
         summary = detail["summary"]
-        eligibility = next(row for row in detail["work"]["eligibility"] if row["run"] == config.run)
+        eligibility = next(row for row in detail["work"]["eligibility"] if row["run"] == config.run_id)
         return {
             "node": str(node),
             "owner": str(summary["owner"]),
@@ -178,6 +190,15 @@ async def fetch_stake(config: NodeConfig, node: NodeId) -> dict[str, Any]:
             "eligibility": str(eligibility["eligibility"]),
             "is_eligible": eligibility["is_eligible"] is True,
             "remedy": str(eligibility["remedy"]),
+            "penalties": [
+                {
+                    "index": int(index),
+                    "submission": str(entry["body"]["submission"]),
+                    "penalty_nano": int(entry["body"]["penalty_nano"]),
+                }
+                for index, entry in scored.items()
+                if entry["body"]["penalty_nano"]
+            ],
         }
     except (KeyError, TypeError, ValueError, StopIteration) as error:
         raise LocalError(f"the coordinator's answer is malformed: {error!r}") from None

@@ -4,8 +4,8 @@ A result is good, worth a note, or missing something; only the last keeps a node
 factors are generous on purpose: a machine that is told it can work must not run out of memory an hour later.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from prime_node.doctor.facts import CoordinatorFacts, MachineReport, SourceFacts
@@ -86,6 +86,15 @@ def build_checklist(examined: MachineReport, role: str) -> list[CheckResult]:
 
 
 # --- The machine ----------------------------------------------------------------------------------------------------
+
+
+def build_run_checklist(reports: Mapping[str, MachineReport], role: str) -> list[CheckResult]:
+    """The checklist of the first run, and of each other run what differs from it, with the run's name."""
+    first, *others = [(run, build_checklist(examined, role)) for run, examined in reports.items()]
+    differing = [
+        replace(line, what=f"{line.what}, {run}") for run, lines in others for line in lines if line not in first[1]
+    ]
+    return [*first[1], *differing]
 
 
 def check_machine(examined: MachineReport, role: str) -> Iterator[CheckResult]:

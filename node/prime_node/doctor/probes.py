@@ -259,6 +259,17 @@ async def probe_machine(config: NodeConfig, scratch: Path, clock: Clock, *, is_r
     )
 
 
+async def probe_runs(config: NodeConfig, scratch: Path, clock: Clock, *, is_running: bool) -> dict[str, MachineReport]:
+    """A report for each run that the settings name; one, without a name, where they name none."""
+    first, *others = [config.for_run(run) for run in config.runs] or [config]
+    reports = {first.run: await probe_machine(first, scratch, clock, is_running=is_running)}
+    for other in others:
+        line = await _probe_coordinator_if_set(other, clock)
+        sources = await _probe_sources_if_joined(other, line, clock)
+        reports[other.run] = replace(reports[first.run], coordinator=line, sources=sources)
+    return reports
+
+
 async def _probe_coordinator_if_set(config: NodeConfig, clock: Clock) -> CoordinatorFacts | None:
     return await probe_coordinator(config, clock) if config.coordinator else None
 

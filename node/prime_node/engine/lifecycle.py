@@ -1,7 +1,8 @@
 """Manages the node's one engine: starts it when first needed, lends it to one caller at a time, restarts it.
 
 A process that dies is restarted after a pause that doubles with each death. After DEATHS_MAX deaths without a success,
-callers get EngineBroken until the pause is over. The loaded checkpoint is remembered, so only changes are loaded.
+callers get EngineBroken until the pause is over. Deaths count for the run whose job was at work: a model that is too
+large for this machine must not stop another run. The loaded checkpoint is remembered, so only changes are loaded.
 """
 
 import asyncio
@@ -48,6 +49,15 @@ class EngineBroken(LocalError):
     """The engine keeps dying; it gets no jobs until the pause is over."""
 
 
+@dataclass(slots=True)
+class EngineDeaths:
+    """Deaths with the jobs of one run since its last success."""
+
+    count: int = 0
+    retry_at_ms: int = 0
+    error: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSession:
     """Exclusive use of the engine, with a checkpoint loaded."""
@@ -80,8 +90,8 @@ class EngineManager:
         self._lock = asyncio.Lock()
         self._process: EngineProcess | None = None
         self._precision = Precision.FLOAT32
-        self._retry_at_ms = 0
-        self._deaths = 0
+        self._deaths: dict[str, EngineDeaths] = {}
+        """By run."""
         self.state = EngineState.OFF
         self.loaded: Digest | None = None
         self.facts: EngineFacts | None = None
@@ -89,32 +99,48 @@ class EngineManager:
         self.last_error = ""
         """Why the engine last died or failed to start."""
 
-    @property
-    def is_broken(self) -> bool:
-        return self._deaths >= DEATHS_MAX
+    def is_broken(self, run: str = "") -> bool:
+        return self._get_deaths(run).count >= DEATHS_MAX
 
-    def get_retry_wait_ms(self) -> int:
+    def get_retry_wait_ms(self, run: str = "") -> int:
         """Time until a restart is allowed."""
-        return max(0, self._retry_at_ms - self._clock.monotonic_ms())
+        return max(0, self._get_deaths(run).retry_at_ms - self._clock.monotonic_ms())
+
+    def get_error(self, run: str) -> str:
+        """Why the engine last died with a job of this run."""
+        return self._get_deaths(run).error
+
+    def _get_deaths(self, run: str) -> EngineDeaths:
+        return self._deaths.get(run, EngineDeaths())
 
     @asynccontextmanager
-    async def acquire(self, root: Digest, checkpoint: Path, precision: Precision) -> AsyncIterator[EngineSession]:
+    async def acquire(
+        self, root: Digest, checkpoint: Path, precision: Precision, run: str = ""
+    ) -> AsyncIterator[EngineSession]:
         """Exclusive use of the engine with this checkpoint. EngineDied if it dies meanwhile; other failures are
         LocalErrors."""
+        # The pause after a death is waited for without the engine, which another run may use meanwhile.
+        await self._wait_for_retry(run)
         async with self._lock:
             try:
-                process = await self._open(precision)
+                process = await self._open(precision, run)
                 facts = await self._load(process, root, checkpoint)
                 yield EngineSession(process, facts)
-                self._deaths = 0
+                self._deaths.pop(run, None)
             except EngineDied as error:
-                self._record_death(error)
+                self._record_death(error, run)
                 raise
             finally:
                 if self._process is not None and not self._process.is_alive:
                     self._clear_process()
 
-    async def _open(self, precision: Precision) -> EngineProcess:
+    async def _wait_for_retry(self, run: str) -> None:
+        deaths, wait_ms = self._get_deaths(run), self.get_retry_wait_ms(run)
+        if wait_ms and self.is_broken(run):
+            raise EngineBroken(f"the engine died {deaths.count} times in a row; the last time: {deaths.error}")
+        await self._clock.sleep_ms(wait_ms)
+
+    async def _open(self, precision: Precision, run: str) -> EngineProcess:
         """The running process, or a new one."""
         if self._process is not None and not self._process.is_alive:
             self.restarts += 1
@@ -123,9 +149,8 @@ class EngineManager:
             await self._end(self._process)
         if self._process is not None:
             return self._process
-        if self.is_broken and self.get_retry_wait_ms():
-            raise EngineBroken(f"the engine died {self._deaths} times in a row; the last time: {self.last_error}")
-        await self._clock.sleep_ms(self.get_retry_wait_ms())
+        # Another caller of this run may have met a death while this one waited for the engine.
+        await self._wait_for_retry(run)
         self.state = EngineState.STARTING
         config = self._config
         try:
@@ -137,7 +162,7 @@ class EngineManager:
                 stall_ms=config.stall_ms,
             )
         except LocalError as error:
-            self._record_death(error)
+            self._record_death(error, run)
             raise
         self._precision = precision
         log.info("engine started, process %d", self._process.pid)
@@ -154,15 +179,16 @@ class EngineManager:
         log.info("engine loaded %s: %s on %s in %s", root, self.facts.engine, self.facts.device, self.facts.precision)
         return self.facts
 
-    def _record_death(self, error: LocalError) -> None:
+    def _record_death(self, error: LocalError, run: str) -> None:
         """Set the pause before the next start: what killed the process may still be there."""
         self._clear_process()
-        pause_ms = min(RESTART_PAUSE_MS_MAX, RESTART_PAUSE_MS << min(self._deaths, 10))
-        self._deaths += 1
+        deaths = self._deaths.setdefault(run, EngineDeaths())
+        pause_ms = min(RESTART_PAUSE_MS_MAX, RESTART_PAUSE_MS << min(deaths.count, 10))
+        deaths.count += 1
         self.restarts += 1
-        self.last_error = str(error)
-        self._retry_at_ms = self._clock.monotonic_ms() + pause_ms
-        self.state = EngineState.BROKEN if self.is_broken else EngineState.OFF
+        self.last_error = deaths.error = str(error)
+        deaths.retry_at_ms = self._clock.monotonic_ms() + pause_ms
+        self.state = EngineState.BROKEN if self.is_broken(run) else EngineState.OFF
         log.warning("%s; it may be restarted in %.1f s", error, pause_ms / 1000)
 
     def _clear_process(self) -> None:
@@ -202,5 +228,5 @@ class EngineManager:
             "loaded": str(self.loaded) if self.loaded else None,
             "restarts": self.restarts,
             "last_error": self.last_error,
-            "retry_ms": self.get_retry_wait_ms() if self.is_broken else 0,
+            "retry_ms": max((self.get_retry_wait_ms(run) for run in self._deaths if self.is_broken(run)), default=0),
         }

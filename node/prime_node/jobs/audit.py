@@ -159,7 +159,7 @@ class Auditor:
         if not examined.is_valid:
             await self._engine.invalidate_weights()
             await self._contexts.check_weights(context.root)
-        async with self._engine.acquire(context.root, context.folder, context.terms.tolerance.precision) as session:
+        async with self._engine.acquire(context.root, context.folder, context.precision, context.run) as session:
             return await read_again(examined, context, session, task.seed)
 
     async def _save_evidence(self, task: AuditTask, data: bytes, examined: Examination, judged: Judgement) -> Digest:

@@ -249,7 +249,7 @@ async def examine(
     checked = await asyncio.to_thread(check_format, data, context, header, limits)
     if not checked.is_valid:
         return checked
-    async with engine.acquire(context.root, context.folder, context.terms.tolerance.precision) as session:
+    async with engine.acquire(context.root, context.folder, context.precision, context.run) as session:
         return await check_with_model(checked, context, session, seed, plan)
 
 

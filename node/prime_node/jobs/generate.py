@@ -134,7 +134,7 @@ class RolloutGenerator:
         for left in reversed(range(ENGINE_TRIES)):
             try:
                 async with self._engine.acquire(
-                    context.root, context.folder, context.terms.tolerance.precision
+                    context.root, context.folder, context.precision, context.run
                 ) as session:
                     return await self._generate_and_check(lease, context, session, on_progress)
             except EngineDied as error:

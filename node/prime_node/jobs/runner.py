@@ -4,13 +4,14 @@ Nothing here decides which jobs run. The agent runner passes in each job, and ge
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 from prime_node.agent.events import Event, ReplyReceived, SavedState, Send, SendRefused
 from prime_node.agent.outbox import is_final
 from prime_node.config import NodeConfig
-from prime_node.engine.lifecycle import EngineManager
+from prime_node.engine.lifecycle import EngineManager, FindChangedTensors
 from prime_node.jobs.audit import Auditor
 from prime_node.jobs.generate import RolloutGenerator
 from prime_node.jobs.step_context import StepContexts
@@ -18,7 +19,7 @@ from prime_node.log.submission_tracker import SubmissionTracker
 from prime_node.storage.journal import JobState, Journal
 from prime_node.storage.node_folder import NodeFolder
 from prime_node.storage.saved_state import UploadSpool
-from prime_node.swarm import Swarm
+from prime_node.weights.checkpoints import CheckpointFetcher
 from prime_protocol.ledger.entries import Appealed, LeaseEnded, Submitted, VerdictCommitted, VerdictGiven
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.messages import Heartbeat
@@ -30,16 +31,46 @@ from prime_runtime.sandbox.sandbox import Sandbox
 log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class JobTools:
+    """What the jobs of all runs share."""
+
+    journal: Journal
+    engine: EngineManager
+    sandbox: Sandbox
+    spool: UploadSpool
+
+    @classmethod
+    def open(
+        cls, config: NodeConfig, clock: Clock, *, changes: FindChangedTensors = lambda old, new: None
+    ) -> "JobTools":
+        folder = NodeFolder(config.folder)
+        engine = EngineManager(config.engine, folder.engine, clock, changes=changes)
+        return cls(Journal(folder.journal), engine, Sandbox(), UploadSpool(folder.spool))
+
+    def remove_orphan_files(self, states: Iterable[SavedState]) -> None:
+        """Removes files that neither the journal nor a pending entry of any run names. Call it before any job."""
+        named = self.journal.list_open_files().union(*(state.list_files() for state in states))
+        removed = self.spool.remove_unnamed(named)
+        if removed:
+            log.info("removed %d orphan files from the spool", removed)
+
+    async def close(self) -> None:
+        await self.engine.close()
+        await self.sandbox.close()
+        self.journal.close()
+
+
 class JobRunner:
-    """The generator, the auditor and the submission tracker of one node."""
+    """The generator, the auditor and the submission tracker of one run."""
 
     def __init__(
         self,
         config: NodeConfig,
         node: NodeId,
         client: HttpClient,
-        swarm: Swarm,
-        spool: UploadSpool,
+        fetcher: CheckpointFetcher,
+        tools: JobTools,
         *,
         post_event: Callable[[Event], None],
         on_appealed: Callable[[Digest], None],
@@ -50,29 +81,27 @@ class JobRunner:
         self._on_appealed = on_appealed
         """Called when the log has taken an appeal of this node."""
         self._clock = clock
-        self._swarm = swarm
-        self._spool = spool
-        self.journal = Journal(node_folder.journal)
-        self.engine = EngineManager(config.engine, node_folder.engine, clock, changes=self._list_changed_tensors)
-        self.sandbox = Sandbox()
+        self._spool = spool = tools.spool
+        self.journal = tools.journal
+        self.engine = tools.engine
         self.tracker = self._open_tracker(config, post_event)
-        self.contexts = StepContexts(client, server, run, swarm.fetcher, node_folder.datasets)
-        tools: dict[str, Any] = {
+        self.contexts = StepContexts(client, server, run, fetcher, node_folder.datasets)
+        common: dict[str, Any] = {
             "contexts": self.contexts,
             "engine": self.engine,
             "spool": spool,
             "clock": clock,
         }
-        self.generator = RolloutGenerator(node, config.network_id, run, journal=self.journal, **tools)
+        self.generator = RolloutGenerator(node, config.network_id, run, journal=self.journal, **common)
         self.auditor = Auditor(
             client,
             server,
             config.network_id,
             run,
             node=node,
-            sandbox=self.sandbox,
+            sandbox=tools.sandbox,
             fetch_receipt=self.tracker.fetch_receipt_or_none,
-            **tools,
+            **common,
         )
 
     def _open_tracker(self, config: NodeConfig, post_event: Callable[[Event], None]) -> SubmissionTracker:
@@ -87,23 +116,6 @@ class JobRunner:
             post_event=post_event,
             clock=self._clock,
         )
-
-    def _list_changed_tensors(self, old: Digest, new: Digest) -> frozenset[str] | None:
-        """Names of the tensors that differ between two checkpoints; None where one of them is not on this disk."""
-        held = self._swarm.store.checkpoints()
-        if old not in held or new not in held:
-            return None
-        before = {tensor.name: tensor.digest for tensor in held[old].manifest.tensors}
-        return frozenset(
-            tensor.name for tensor in held[new].manifest.tensors if before.get(tensor.name) != tensor.digest
-        )
-
-    def remove_orphan_files(self, state: SavedState) -> None:
-        """Removes files that neither the journal nor a pending entry names. Call it once, at the start."""
-        named = self.journal.list_open_files() | state.list_files()
-        removed = self._spool.remove_unnamed(named)
-        if removed:
-            log.info("removed %d orphan files from the spool", removed)
 
     def estimate_tokens_per_s(self) -> int:
         """Output tokens per second of the last file generated here; 1 where there is none."""
@@ -137,16 +149,11 @@ class JobRunner:
         record = self.journal.get_by_submission(compute_receipt_id(entry.receipt))
         if record is None:
             return
-        now_ms = self._clock.now_ms()
         if isinstance(event, SendRefused):
-            reason = f"{event.refusal.field}: {event.refusal.problem}"
-            self.journal.advance(record, JobState.REFUSED, now_ms, reason=reason)
+            self.tracker.record_refused(record, f"{event.refusal.field}: {event.refusal.problem}")
             self._spool.remove(entry.receipt.file_digest)
         else:
-            self.journal.advance(record, JobState.RECEIVED, now_ms)
+            self.journal.advance(record, JobState.RECEIVED, self._clock.now_ms())
 
-    async def close(self) -> None:
-        await self.engine.close()
+    def close(self) -> None:
         self.contexts.close()
-        await self.sandbox.close()
-        self.journal.close()

@@ -20,6 +20,7 @@ from prime_node.jobs.file_checks import FileRules
 from prime_node.weights.checkpoints import CheckpointFetcher
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.terms import ANY_MODEL_FILES, RunTerms
+from prime_protocol.proofs.tolerance import Precision
 from prime_protocol.rollouts.rollout import RolloutFile, RolloutHeader, RolloutLimits
 from prime_protocol.tasks.family import TaskFamily
 from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
@@ -61,6 +62,10 @@ class StepContext:
     def sampling(self) -> Sampling:
         terms = self.terms
         return Sampling(temperature=terms.temperature, eos=self.model.eos, tokens_max=terms.output_tokens_max)
+
+    @property
+    def precision(self) -> Precision:
+        return self.terms.tolerance.precision
 
     def make_header(self, lease: int, node: NodeId) -> RolloutHeader:
         return RolloutHeader(run=self.run, step=self.step, checkpoint_root=self.root, lease=lease, node=node)
@@ -142,6 +147,10 @@ class StepContexts:
     async def check_weights(self, root: Digest) -> None:
         """LocalError: they differ from what the manifest signs."""
         await self._fetcher.check(root)
+
+    def forget_facts(self) -> None:
+        """After a restore of the coordinator: a step whose beacon is lost gets another one."""
+        self._facts = LruCache(CACHE_ENTRIES)
 
     async def get_facts(self, step: Step, root: Digest) -> StepReply:
         """What the coordinator says about a step and a checkpoint."""

@@ -121,6 +121,12 @@ class LedgerFollower:
     def add_sighting(self, sighting: HeadSighting) -> None:
         self._sightings.add(sighting)
 
+    def handle_loss(self) -> None:
+        """The log was restored: the state, and what was seen when, may be of entries that are lost."""
+        self._is_resumed = False
+        self._sightings = HeadSightings()
+        self.wrong_bytes.clear()
+
     async def run(self) -> None:
         """For ever."""
         process = await ReplayProcess.start(

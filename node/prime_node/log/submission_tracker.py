@@ -8,20 +8,28 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from prime_node.agent.events import Event, SlashReported, StakeMissing
+from prime_node.agent.events import Event, PendingEntry, SlashReported, StakeMissing
 from prime_node.log import public_api as public_log
+from prime_node.log.replay import format_utc
+from prime_node.log.tree_heads import LossNoticed
 from prime_node.storage.journal import JobRecord, JobState, Journal
 from prime_node.storage.saved_state import UploadSpool
+from prime_protocol.constants import LEASE_MS_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.wire.ids import Digest, RunId
+from prime_protocol.ledger.entries import Submitted
+from prime_protocol.wire.ids import Digest, NetworkId, RunId, Step
 from prime_protocol.wire.messages import AccountStatus, HeartbeatReply, SubmissionStage, SubmissionUpdate
-from prime_protocol.wire.signing import Signature
-from prime_protocol.wire.typed_data import Domain, SubmissionReceipt, verify_document
+from prime_protocol.wire.signing import Signature, WalletKey
+from prime_protocol.wire.typed_data import Domain, SubmissionReceipt, sign_document, verify_document
 from prime_runtime.clock import Clock
 from prime_runtime.http.coordinator_api import JsonClient, open_json_client
 
 log = logging.getLogger(__name__)
 
+RESENT = "sent again, because the coordinator restored its log at "
+"""And when, in a journal row's reason."""
+RESEND_MS = 24 * 3_600_000
+"""How long a submission is sent again until the coordinator answers: a row must not stay undecided."""
 LATE_MS = 60_000
 """After a lease's deadline: a submission that is not in the log by then never will be."""
 FOLLOW_MS = 30 * 24 * 3_600_000
@@ -91,6 +99,50 @@ class SubmissionTracker:
                 self._remove_settled_file(self._apply_update(record, update))
         for record in self._journal.list_open(self._run):
             self._remove_settled_file(self._give_up_if_late(record))
+
+    def list_lost(self, loss: LossNoticed, network: NetworkId, key: WalletKey) -> list[PendingEntry]:
+        """Submissions that a restore of the coordinator may have lost, to be sent again.
+
+        The coordinator answers with the place of those that it has, takes those whose lease is still open, and refuses
+        the others: these are lost.
+        """
+        now_ms, resent = self._clock.now_ms(), []
+        for record in self._journal.list_acknowledged_since(self._run, loss.since_ms - LEASE_MS_MAX):
+            if record.checkpoint_root is None or record.file is None or record.rollout_root is None:
+                continue
+            reason = f"{RESENT}{format_utc(loss.restore.at_ms)}"
+            self._journal.advance(record, record.state, now_ms, reason=reason)
+            receipt = SubmissionReceipt(
+                network=network,
+                run=self._run,
+                step=Step(record.step),
+                lease=record.lease,
+                node=key.node,
+                checkpoint_root=record.checkpoint_root,
+                file_digest=record.file,
+                rollout_root=record.rollout_root,
+            )
+            entry = Submitted(
+                receipt=receipt,
+                signature=sign_document(key, receipt, self._domain),
+                file_bytes=record.file_bytes,
+                output_tokens=record.output_tokens,
+                context_tokens=record.context_tokens,
+            )
+            file = record.file if self._spool.has(record.file) else None
+            resent.append(PendingEntry(entry, self._run, now_ms + RESEND_MS, file))
+        return resent[::-1]
+
+    def record_refused(self, record: JobRecord, reason: str) -> None:
+        """A final refusal: of a submission that was acknowledged before, it says that a restore has lost it."""
+        now_ms = self._clock.now_ms()
+        if record.state is S.PRODUCED:
+            self._journal.advance(record, S.REFUSED, now_ms, reason=reason)
+        elif record.reason.startswith(RESENT):
+            when = record.reason.removeprefix(RESENT)
+            reason = f"lost in a restore of the coordinator at {when}; sent again and refused: {reason}"
+            log.error("submission %s is %s", record.submission, reason)
+            self._journal.advance(record, S.LOST, now_ms, reason=reason)
 
     def _apply_update(self, record: JobRecord, update: SubmissionUpdate) -> JobRecord:
         now_ms, state = self._clock.now_ms(), JOB_STATES[update.stage]

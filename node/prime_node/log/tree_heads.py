@@ -3,7 +3,8 @@
 A coordinator that shows different histories to different nodes is caught here. The proof is made of the log's tiles.
 They come from the coordinator that is being checked, so they count only if they hash to the newer head's signed root.
 Then either the older head's root follows from them, or the two signed heads contradict each other: a fork, which
-anyone can verify. A fork is logged, shown in `status` for good, and kept on disk as evidence.
+anyone can verify. A fork is logged, shown in `status` for good, and kept on disk as evidence. The one exception is a
+log that was restored from a copy and says so: restores.py decides whether this node follows it.
 
 The functions at the top are pure; `HeadMonitor` fetches, compares and saves.
 """
@@ -18,6 +19,7 @@ from pathlib import Path
 
 from prime_node.log.log_sources import LogSource
 from prime_node.log.replay import HeadSighting
+from prime_node.log.restores import HeadHistory, Restore, open_restore
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.messages import GossipKind, HeadSeen, compute_repeat_ms
@@ -28,6 +30,7 @@ from prime_protocol.log.tiles import (
     Tile,
     compute_prefix_root,
     list_consistency_tiles,
+    list_inclusion_tiles,
 )
 from prime_protocol.log.tree_head import (
     SignedNote,
@@ -98,10 +101,11 @@ def compare_with_tiles(one: SignedHead, other: SignedHead, get_tile: Callable[[T
     return HeadRelation.SAME if root == old.head.root else HeadRelation.FORK
 
 
-def render_fork(one: SignedHead, other: SignedHead, tiles: dict[str, bytes]) -> bytes:
+def render_fork(one: SignedHead, other: SignedHead, tiles: dict[str, bytes], remark: str = "") -> bytes:
     """The evidence of a fork: both notes, and the tiles that contradict one of them."""
     text = [
         "Two tree heads of one log, both signed with its key, that belong to different histories.",
+        *((remark,) if remark else ()),
         "",
         *(f"--- head over {seen.size} entries\n{seen.note.decode()}" for seen in (one, other)),
     ]
@@ -131,9 +135,23 @@ PUBLISH_INTERVAL_MS = 6_000
 """Between two heads that this node gossips: a little above the gossip rate limit per sender."""
 STEP_MS = 1_000
 """At least this often the monitor checks whether it is time to gossip."""
+CONFIRM_MS = 60_000
+"""After a start, how long the head on disk is not gossiped before the coordinator has shown one: it may be one that a
+restore has lost meanwhile, which other nodes would take for a fork."""
 FORKS_SHOWN_MAX = 16
+HISTORY_NAME = "history"
 
 PublishHead = Callable[[HeadSeen], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True)
+class LossNoticed:
+    """The coordinator restored its log, and this node follows it although entries are lost."""
+
+    restore: Restore
+    head_size: int
+    since_ms: int
+    """By this node's clock: what was acknowledged before is in the log."""
 
 
 class HeadMonitor:
@@ -161,14 +179,12 @@ class HeadMonitor:
         """Called with each verified head that is larger than those before it."""
         self.may_cosign: Callable[[], bool] = lambda: True
         """Whether this node still witnesses heads of this log."""
-        self._clock = clock
-        self._publish = publish
+        self._clock, self._publish = clock, publish
         self.on_verified: Callable[[int], None] = lambda size: None
         """Called with the size of each verified head. The daemon sets it."""
         self.on_cosigned: Callable[[Cosigned], None] = lambda cosigned: None
         """Called with each head that this node has witnessed. The daemon sets it."""
-        self._witness = str(witness.node)
-        self._witness_key = derive_witness_key(witness)
+        self._witness, self._witness_key = str(witness.node), derive_witness_key(witness)
         self._head_to_cosign: bytes | None = None
         self.cosigned: SignedHead | None = None
         """The newest head that this node has witnessed, with its cosignature in the note."""
@@ -180,6 +196,10 @@ class HeadMonitor:
         self._compare_due_ms = 0
         """Before this time no other head of a node is compared."""
         self._wakeup = asyncio.Event()
+        self._restored_size = 0
+        self.history = HeadHistory()
+        self.on_loss: Callable[[LossNoticed], None] = lambda loss: None
+        self._gossip_from_ms = clock.monotonic_ms() + CONFIRM_MS
         self._published: tuple[int, int] | None = None
         self.latest: SignedHead | None = None
         self.compared = 0
@@ -188,9 +208,10 @@ class HeadMonitor:
         """Heads without a proof."""
         self.forks: list[str] = sorted(path.name for path in folder.glob("fork-*")) if folder.exists() else []
 
-    def add_coordinator_head(self, note: bytes) -> None:
-        """A head that the coordinator sent to this node."""
+    def add_coordinator_head(self, note: bytes, restored_size: int = 0) -> None:
+        """A head that the coordinator sent to this node, and where it says that the log was restored last."""
         self._coordinator_head = (note, self._clock.now_ms())
+        self._restored_size = restored_size
         self._wakeup.set()
 
     def add_peer_head(self, seen: HeadSeen) -> None:
@@ -242,6 +263,16 @@ class HeadMonitor:
             pass
         except (OSError, RemoteError) as error:
             log.warning("ignoring the tree head in %s: %s", self._folder, error)
+        try:
+            self.history = HeadHistory.decode((self._folder / HISTORY_NAME).read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, RemoteError) as error:
+            log.warning("ignoring the older tree heads in %s: %s", self._folder, error)
+
+    def _save_history(self, history: HeadHistory) -> None:
+        self.history = history
+        write_atomic(self._folder / HISTORY_NAME, history.encode())
 
     async def _verify_and_save(
         self, note: bytes, log_key: VerifierKey, *, shown_ms: int, is_newest: bool
@@ -252,15 +283,32 @@ class HeadMonitor:
         except RemoteError as error:
             log.error("the coordinator sent a tree head that the log's key did not sign: %s", error)
             return None
-        if self.latest is not None and await self._compare(self.latest, shown) is not HeadRelation.SAME:
+        if self.latest is not None and not await self._is_continued(self.latest, shown, is_newest=is_newest):
             self.unproven += 1
             return None
         if self.latest is None or shown.size > self.latest.size:
             self.latest = shown
             write_atomic(self._folder / CHECKPOINT_PATH, note)
+            self._save_history(self.history.add(shown.size, note, shown_ms))
             self.on_sighting(HeadSighting(shown.size, shown_ms, is_newest))
+        self._gossip_from_ms = 0
+        await self._note_restore(shown)
         self.on_verified(shown.size)
         return shown
+
+    async def _is_continued(self, latest: SignedHead, shown: SignedHead, *, is_newest: bool) -> bool:
+        """Whether a head belongs to the history of ours, or to one that was restored."""
+        relation, tiles = await self._relate(latest, shown)
+        if relation is HeadRelation.SAME:
+            return True
+        # A coordinator's newest head never becomes smaller, but for a restore. One that it asks to cosign may be older.
+        if relation is HeadRelation.FORK or (is_newest and shown.size < latest.size):
+            if await self._follow_restore(latest, shown):
+                return True
+            self._gossip_from_ms = 0
+        if relation is HeadRelation.FORK:
+            self._record_fork(latest, shown, tiles)
+        return False
 
     async def _cosign(self, note: bytes, log_key: VerifierKey) -> None:
         shown = await self._verify_and_save(note, log_key, shown_ms=self._clock.now_ms(), is_newest=False)
@@ -277,6 +325,8 @@ class HeadMonitor:
         if self.latest is None:
             return
         now_ms, size = self._clock.monotonic_ms(), self.latest.size
+        if now_ms < self._gossip_from_ms:
+            return
         if self._published is not None:
             span_ms = compute_repeat_ms(GossipKind.HEAD_SEEN, self._count_nodes())
             if now_ms - self._published[1] < (
@@ -298,7 +348,7 @@ class HeadMonitor:
         name = (other.size, other.head.root)
         if self.latest is None or name in self._checked:
             return
-        relation = await self._compare(self.latest, other)
+        relation, tiles = await self._relate(self.latest, other)
         if relation is HeadRelation.UNKNOWN and tries + 1 < TRIES_MAX:
             self._peer_heads.append((note, tries + 1))
             return
@@ -310,27 +360,91 @@ class HeadMonitor:
             log.warning("the coordinator gives no proof for another node's head of %d entries", other.size)
         elif relation is HeadRelation.SAME:
             self.compared += 1
+        elif self.history.is_lost(other.size, self._clock.now_ms()):
+            log.warning("another node has a head of %d entries, which the restore of the log has lost", other.size)
+        else:
+            self._record_fork(self.latest, other, tiles)
 
     # --- Proofs -----------------------------------------------------------------------------------------------------
 
-    async def _compare(self, one: SignedHead, other: SignedHead) -> HeadRelation:
-        """A FORK is also logged and saved; UNKNOWN may change with a later attempt."""
-        relation, tiles = compare_sizes(one, other), dict[str, bytes]()
-        if relation is HeadRelation.UNKNOWN:
-            found = await self._fetch_tiles(list_proof_tiles(one, other))
-            if found is None:
-                return HeadRelation.UNKNOWN
-            tiles = {tile.path: raw for tile, raw in found.items()}
-            relation = compare_with_tiles(one, other, found.__getitem__)
-        if relation is HeadRelation.FORK:
-            self._record_fork(one, other, tiles)
-        return relation
+    async def _relate(self, one: SignedHead, other: SignedHead) -> tuple[HeadRelation, dict[str, bytes]]:
+        """And the tiles that show it; UNKNOWN may change with a later attempt."""
+        relation = compare_sizes(one, other)
+        if relation is not HeadRelation.UNKNOWN:
+            return relation, {}
+        found = await self._fetch_tiles(list_proof_tiles(one, other))
+        if found is None:
+            return HeadRelation.UNKNOWN, {}
+        return compare_with_tiles(one, other, found.__getitem__), {tile.path: raw for tile, raw in found.items()}
 
-    def _record_fork(self, one: SignedHead, other: SignedHead, tiles: dict[str, bytes]) -> None:
+    # --- Restores ---------------------------------------------------------------------------------------------------
+
+    async def _note_restore(self, shown: SignedHead) -> None:
+        """Remember the newest restore that our history contains: it excuses no loss that comes after it."""
+        known = self.history.restore
+        if 0 < self._restored_size < shown.size and (known is None or known.size != self._restored_size):
+            restore = await self._fetch_restore(shown)
+            if restore is not None:
+                log.warning("the coordinator restored its log from a copy of %d entries", restore.size)
+                self._save_history(self.history.note(restore))
+
+    async def _follow_restore(self, latest: SignedHead, shown: SignedHead) -> bool:
+        """Go on with a log that was restored, if its loss is within bounds."""
+        if not 0 < self._restored_size < min(latest.size, shown.size):
+            return False
+        restore = await self._fetch_restore(shown)
+        if restore is None:
+            return False
+        now_ms, kept = self._clock.now_ms(), self.history.find_kept(restore)
+        objection = self.history.find_objection(restore, now_ms)
+        if kept is not None and not objection:
+            before = SignedHead(TreeHead.parse(SignedNote.parse(kept.note).text), kept.note)
+            relation, _ = await self._relate(before, shown)
+            if relation is HeadRelation.UNKNOWN:
+                return False
+            objection = "" if relation is HeadRelation.SAME else f"it does not contain the first {kept.size} entries"
+        if objection:
+            log.error("THE COORDINATOR CLAIMS A RESTORE, AND THIS NODE DOES NOT FOLLOW IT: %s", objection)
+            self._record_fork(latest, shown, {}, f"The log says that it was restored. Not followed: {objection}.")
+            return False
+        log.error(
+            "THE COORDINATOR LOST ENTRIES: it restored its log from a copy of %d entries, this node has seen %d;"
+            " what this node sent meanwhile is sent again, see: prime-node rollouts",
+            restore.size,
+            latest.size,
+        )
+        self._save_history(self.history.follow(restore, lost_size=latest.size, now_ms=now_ms))
+        self.latest = None
+        self.on_loss(LossNoticed(restore, shown.size, kept.seen_ms if kept is not None else 0))
+        return True
+
+    async def _fetch_restore(self, shown: SignedHead) -> Restore | None:
+        """The entry that notes the restore, proven to be in the log of this head."""
+        size = self._restored_size
+        first = size - size % TILE_HASHES
+        bundle = EntryBundle(first // TILE_HASHES, min(TILE_HASHES, shown.size - first))
+        try:
+            leaves, _ = await self._source.fetch_entries(bundle)
+            tiles = await self._source.fetch_tiles(list_inclusion_tiles(size, shown.size))
+            return open_restore(
+                leaves[size - first],
+                size,
+                shown.head,
+                tiles.__getitem__,
+                network=self._network,
+                coordinator=self._server.node,
+            )
+        except (LocalError, RemoteError) as error:
+            log.warning("the coordinator does not show that it restored its log: %s", error)
+            return None
+
+    # --- Evidence ---------------------------------------------------------------------------------------------------
+
+    def _record_fork(self, one: SignedHead, other: SignedHead, tiles: dict[str, bytes], remark: str = "") -> None:
         name = f"fork-{min(one.size, other.size)}-{max(one.size, other.size)}-{other.head.root.hex()[:8]}.txt"
         log.error("THE LOG HAS FORKED: the heads of %d and %d entries contradict each other", one.size, other.size)
         if name not in self.forks and len(self.forks) < FORKS_SHOWN_MAX:
-            write_atomic(self._folder / name, render_fork(one, other, tiles))
+            write_atomic(self._folder / name, render_fork(one, other, tiles, remark))
             self.forks.append(name)
 
     async def _fetch_tiles(self, tiles: list[Tile]) -> dict[Tile, bytes] | None:

@@ -19,6 +19,7 @@ def list_alerts(report: dict[str, Any]) -> list[str]:
         *_coordinator(report),
         *_version(report),
         *_eligibility(report),
+        *_runs(report),
         *_engine(report),
         *_weights(report),
         *_records(report),
@@ -92,6 +93,35 @@ def _eligibility(report: dict[str, Any]) -> Iterator[str]:
     }
     if account["eligibility"] in ways:
         yield f"{account['eligibility']}: {ways[account['eligibility']]}"
+
+
+def _runs(report: dict[str, Any]) -> Iterator[str]:
+    """What keeps a run of several from going on; the other alerts are about the whole node or its only run."""
+    for row in report["runs"] if len(report["runs"]) > 1 else ():
+        problem = explain_run_problem(row)
+        if problem:
+            yield f"run {row['run']}: {problem}"
+
+
+def explain_run_problem(row: dict[str, Any]) -> str:
+    """Why a run gives this node no audits, or why its audits fail, with what to do; empty where all is well."""
+    if row["status"] == "closed":
+        return "it has ended: take it out of the setting `run`"
+    if row["status"] == "paused":
+        return "its operator has paused it; the node goes on by itself when the run does"
+    if row["is_outdated"]:
+        return OUTDATED
+    if row["refusal"]:
+        return f"the coordinator refuses this node's messages: {row['refusal']}"
+    if row["hold"]:
+        return str(row["hold"])
+    if row["weights_problem"]:
+        return f"cannot load weights: {row['weights_problem']}"
+    if row["audit_problem"]:
+        return f"the last audit failed: {row['audit_problem']}. Try: prime-node doctor"
+    if row["is_suspended"]:
+        return "its audits are suspended for missed or overturned verdicts; the node comes back by itself"
+    return ""
 
 
 def _engine(report: dict[str, Any]) -> Iterator[str]:

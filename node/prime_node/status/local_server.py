@@ -1,10 +1,10 @@
 """The node's HTTP server for its own machine: the control API, the status page and the Prometheus metrics.
 
 Who is let in is decided in prime_runtime.http.control_api. Page and metrics are read from the report at each request
-and change nothing. Labels of metrics have fixed values only.
+and change nothing. Labels of metrics have fixed values, or are the runs of the settings.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 from prime_node.config import PageConfig
+from prime_node.status.alerts import explain_run_problem
 from prime_node.status.render import STYLE_PATH, render_html
 from prime_node.storage.journal import JobState
 from prime_runtime.formatting import NANO
@@ -104,10 +105,26 @@ def _running(report: dict[str, Any]) -> Iterator[Metric]:
         yield jobs
     if report["audits"]:
         yield _counter("verdicts", "Verdicts given since the start.", report["audits"]["done"])
+    yield from _list_run_metrics(report["runs"])
     if report["account"]:
         for name in ("stake", "balance", "earned"):
             amount = report["account"][f"{name}_nano"] / NANO
             yield _gauge(f"{name}_amount", "In the network's currency, as the coordinator reports it.", amount)
+
+
+def _list_run_metrics(runs: list[dict[str, Any]]) -> Iterator[Metric]:
+    """The label is a run that the owner has named, so there are at most RUNS_SERVED_MAX."""
+    families: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+        "run_ok": ("1 while nothing keeps the run from giving work.", lambda row: not explain_run_problem(row)),
+        "run_weights_step": ("Newest step of the run on this disk; -1 for none.", lambda row: row["weights_step"]),
+        "run_verdicts": ("Verdicts given in the run since the start.", lambda row: row["verdicts"]),
+        "run_audits_open": ("Audits of the run that wait or run.", lambda row: row["audits_open"]),
+    }
+    for name, (text, get) in families.items():
+        family = GaugeMetricFamily(f"{PREFIX}_{name}", text, labels=["run"])
+        for row in runs:
+            family.add_metric([row["run"]], float(get(row)))
+        yield family
 
 
 def _gauge(name: str, text: str, value: float) -> Metric:

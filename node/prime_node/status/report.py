@@ -11,15 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from prime_node.agent.agent import Agent
-from prime_node.agent_runner import AgentRunner, WorkStatus
+from prime_node.agent_runner import WorkStatus
 from prime_node.daemon import Daemon
-from prime_node.joining import explain_refusal
+from prime_node.node_work import NodeWork
 from prime_node.policy.enforcer import PolicyEnforcer
+from prime_node.status.run_report import describe_refusal, describe_runs, find_weights_problem
 from prime_node.storage.journal import DIGESTS, JobRecord, Journal
 from prime_node.weights.checkpoints import TransferStatus
 from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.ledger.entries import RulesChanged
 from prime_protocol.wire.ids import friendly_name
+from prime_protocol.wire.messages import NodeActivity
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.gossip.config import P2PStatus
 from prime_runtime.shardcast.shard_set import ShardSet
@@ -66,6 +68,7 @@ def make_joining_report(problem: str, process: ProcessInfo, *, now_ms: int) -> d
 
 def make_report(daemon: Daemon, process: ProcessInfo, *, now_ms: int) -> dict[str, Any]:
     config, swarm = daemon.config, daemon.swarm
+    first = daemon.work.first.weights
     return {
         "state": "running",
         "problem": "",
@@ -73,7 +76,8 @@ def make_report(daemon: Daemon, process: ProcessInfo, *, now_ms: int) -> dict[st
         "role": str(config.role),
         "network": config.network,
         "run": config.run,
-        "trainer": str(swarm.trainer),
+        "trainer": str(first.trainer),
+        "runs": describe_runs(daemon.work, now_ms),
         "coordinator": _describe_coordinator(daemon, now_ms),
         "owner": {**process.enforcer.describe(), "hold": daemon.work.holds.reason},
         "gpus": process.enforcer.describe_gpus(),
@@ -82,11 +86,11 @@ def make_report(daemon: Daemon, process: ProcessInfo, *, now_ms: int) -> dict[st
         "serving": {
             "urls": list(swarm.urls),
             "text": "" if swarm.urls else "outbound only: announce is empty, so this node serves no weights",
-            "depth": swarm.server.offer().depth,
-            "nodes_known": len(swarm.directory),
-            "nodes_in_run": swarm.relay_client.nodes,
+            "depth": min(each.server.offer().depth for each in swarm.runs.values()),
+            "nodes_known": sum(len(each.directory) for each in swarm.runs.values()),
+            "nodes_in_run": first.relay_client.nodes,
         },
-        "weights": _describe_weights(daemon),
+        "weights": _describe_weights(daemon.work),
         "upload": _describe_upload(daemon, now_ms),
         "heads": _describe_heads(daemon),
         "replay": _describe_replay(daemon),
@@ -125,23 +129,26 @@ def _get_version() -> str:
 
 
 def _describe_coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:
-    coordinator, relay_client, work = daemon.work.coordinator, daemon.swarm.relay_client, daemon.work
-    problem = coordinator.problem or relay_client.problem
-    replies = [at_ms for at_ms in (coordinator.last_reply_ms, relay_client.answered_ms) if at_ms is not None]
+    coordinator, runners = daemon.work.coordinator, list(daemon.work.runners.values())
+    relay_clients = [runner.weights.relay_client for runner in runners]
+    problem = coordinator.problem or relay_clients[0].problem
+    replies = [coordinator.last_reply_ms, *(each.answered_ms for each in relay_clients)]
+    answered = [at_ms for at_ms in replies if at_ms is not None]
     return {
         "url": daemon.config.coordinator,
         "id": daemon.config.coordinator_id,
         "is_reachable": not problem,
         "problem": problem,
-        "answered_ms_ago": now_ms - max(replies) if replies else None,
-        "activity": str(work.agent.activity) if work.agent else "idle",
-        "upgrade_by_ms": work.status.upgrade_by_ms,
-        "is_outdated": work.status.is_outdated,
-        "rules_change": _describe_rules_change(work.status.rules_change),
-        "refusal": _describe_refusal(work.status, now_ms),
+        "answered_ms_ago": now_ms - max(answered) if answered else None,
+        "activity": choose_activity([runner.agent.activity for runner in runners if runner.agent]),
+        "upgrade_by_ms": min((by_ms for each in runners if (by_ms := each.status.upgrade_by_ms)), default=0),
+        "is_outdated": any(runner.status.is_outdated for runner in runners),
+        "rules_change": _describe_rules_change(daemon.work.first.status.rules_change),
+        "refusal": describe_refusal(daemon.work.first.status, now_ms),
         "held": [
             {"entry": type(held.entry).__name__, "due_ms": due_ms}
-            for due_ms, held in (work.agent.list_held() if work.agent else ())
+            for runner in runners
+            for due_ms, held in (runner.agent.list_held() if runner.agent else ())
         ],
     }
 
@@ -157,30 +164,29 @@ def _describe_rules_change(change: RulesChanged | None) -> dict[str, Any] | None
     }
 
 
-def _describe_refusal(status: WorkStatus, now_ms: int) -> str:
-    """Why the coordinator refuses heartbeats. A node that is not registered yet is refused for a moment: not shown."""
-    refusal = status.heartbeat_refusal
-    if refusal is None or refusal.field == "node":
-        return ""
-    return explain_refusal(refusal, now_ms) or f"{refusal.field} {refusal.problem}".strip()
+def choose_activity(activities: list[NodeActivity]) -> str:
+    """The busiest of the runs counts for the node."""
+    order = (NodeActivity.WORKING, NodeActivity.LOADING, NodeActivity.IDLE, NodeActivity.DRAINING)
+    return str(next((each for each in order if each in activities), NodeActivity.IDLE))
 
 
 # --- Work -----------------------------------------------------------------------------------------------------------
 
 
-def _describe_work(work: AgentRunner) -> dict[str, Any]:
-    """All None on a relay."""
-    runner = work.job_runner
-    if runner is None:
+def _describe_work(work: NodeWork) -> dict[str, Any]:
+    """All None on a relay. What only workers have is of the first run: a worker has no other."""
+    first, runner = work.first, work.first.job_runner
+    if runner is None or work.tools is None:
         return {"account": None, "engine": None, "tokenizer": None, "work": None, "audits": None, "jobs": None}
     account = runner.tracker.account
+    contexts = [each.job_runner.contexts for each in work.runners.values() if each.job_runner]
     return {
         "account": asdict(account) if account else None,
-        "engine": runner.engine.get_status(),
-        "tokenizer": {"problem": runner.contexts.tokenizer_problem},
-        "work": _describe_leases(work.agent, work.status),
-        "audits": _describe_audits(work.agent),
-        "jobs": _describe_jobs(runner.journal),
+        "engine": work.tools.engine.get_status(),
+        "tokenizer": {"problem": next((each.tokenizer_problem for each in contexts if each.tokenizer_problem), "")},
+        "work": _describe_leases(first.agent, first.status),
+        "audits": _describe_audits(work),
+        "jobs": _describe_jobs(work.tools.journal),
     }
 
 
@@ -210,25 +216,27 @@ def _describe_leases(agent: Agent | None, status: WorkStatus) -> dict[str, Any]:
     }
 
 
-def _describe_audits(agent: Agent | None) -> dict[str, Any]:
-    if agent is None:
-        return {"done": 0, "committed": 0, "inspected": 0, "ruled": 0, "open": []}
+def _describe_audits(work: NodeWork) -> dict[str, Any]:
+    """Over all runs."""
+    agents = {run: runner.agent for run, runner in work.runners.items() if runner.agent}
     rows = [
         {
+            "run": run,
             "submission": str(task.submission),
             "node": str(task.node),
             "step": task.step,
             "slots": task.slots,
             "deadline_ms": task.deadline_ms,
         }
+        for run, agent in agents.items()
         for task in agent.audits.list_open()
     ]
-    given = agent.audits
+    given = [agent.audits for agent in agents.values()]
     return {
-        "done": given.verdicts_given,
-        "committed": len(given.committed),
-        "inspected": given.inspections_given,
-        "ruled": given.rulings_given,
+        "done": sum(each.verdicts_given for each in given),
+        "committed": sum(len(each.committed) for each in given),
+        "inspected": sum(each.inspections_given for each in given),
+        "ruled": sum(each.rulings_given for each in given),
         "open": rows,
     }
 
@@ -270,14 +278,25 @@ def _describe_gossip(status: P2PStatus | None, reason: str) -> str:
     return f"on: {status.connected} peers, {status.known} known"
 
 
-def _describe_weights(daemon: Daemon) -> dict[str, Any]:
-    wanted, fetcher = daemon.work.status.wanted_weights, daemon.swarm.fetcher
+def _describe_weights(work: NodeWork) -> dict[str, Any]:
+    """Over all runs; `wanted` and `problem` of each run are in its row of `runs` too."""
+    runners = work.runners.items()
+    wanted = work.first.status.wanted_weights
+    problems = [(run, find_weights_problem(runner)) for run, runner in runners]
     return {
         "wanted": {"step": wanted.step, "root": str(wanted.root)} if wanted else None,
-        "problem": daemon.work.status.weights_problem or fetcher.problem,
-        "held": [_describe_shard_set(each) for each in daemon.swarm.store.newest_first()],
-        "transfers": [_describe_transfer(each) for each in fetcher.list_transfers()],
-        "corrupt": fetcher.corrupt,
+        "problem": "; ".join(text if len(work.runners) == 1 else f"{run}: {text}" for run, text in problems if text),
+        "held": [
+            {"run": run, **_describe_shard_set(each)}
+            for run, runner in runners
+            for each in runner.weights.store.newest_first()
+        ],
+        "transfers": [
+            {"run": run, **_describe_transfer(each)}
+            for run, runner in runners
+            for each in runner.weights.fetcher.list_transfers()
+        ],
+        "corrupt": sum(runner.weights.fetcher.corrupt for _, runner in runners),
     }
 
 
@@ -327,15 +346,16 @@ def draw_shards(held: bytes, coming: bytes, shards: int, cells: int = SHARD_CELL
 
 def _describe_upload(daemon: Daemon, now_ms: int) -> dict[str, Any]:
     limits, swarm = daemon.config.upload, daemon.swarm
+    servers = [each.server for each in swarm.runs.values()]
     return {
         "slots": limits.limits().slots,
         "slots_free": swarm.slots.slots_free(now_ms),
         "bytes_per_s_max": limits.bytes_per_s or None,
         "bytes_per_day_max": limits.bytes_per_day or None,
         "bytes_today": swarm.slots.sent_today(now_ms),
-        "sent_bytes": swarm.server.sent_bytes,
-        "sent_shards": swarm.server.sent_shards,
-        "refused": swarm.server.refused,
+        "sent_bytes": sum(each.sent_bytes for each in servers),
+        "sent_shards": sum(each.sent_shards for each in servers),
+        "refused": sum(each.refused for each in servers),
     }
 
 

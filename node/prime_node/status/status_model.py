@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from prime_node.status.alerts import list_alerts
+from prime_node.status.alerts import explain_run_problem, list_alerts
 from prime_runtime.formatting import format_amount, format_bytes, format_duration, format_relative_time
 from prime_runtime.redaction import escape, truncate
 
@@ -97,6 +97,7 @@ def make_status_model(report: dict[str, Any]) -> StatusModel:
     state, tone = _state(report)
     makers = {
         "node": _node,
+        "runs": _runs,
         "work": _work,
         "rollouts": _records,
         "audits": _audits,
@@ -149,7 +150,9 @@ def _state(report: dict[str, Any]) -> tuple[str, Tone]:
 def _node(report: dict[str, Any]) -> Iterator[StatusItem]:
     up = format_duration(report["now_ms"] - report["started_ms"])
     yield Fact("role", f"{report['role']}, up {up}")
-    yield Fact("run", f"{report['run']} of {report['network']}, {report['serving']['nodes_in_run']} nodes serve it")
+    name = "run" if len(report["runs"]) < 2 else "runs"
+    served = f", {report['serving']['nodes_in_run']} nodes serve it" if name == "run" else ""
+    yield Fact(name, f"{report['run']} of {report['network']}{served}")
     coordinator = report["coordinator"]
     if coordinator["is_reachable"]:
         yield Fact("coordinator", f"{coordinator['url']}  reached", Tone.GOOD)
@@ -171,6 +174,27 @@ def _node(report: dict[str, Any]) -> Iterator[StatusItem]:
     yield Fact("folder", f"{printable(report['folder'])}", Tone.DIM)
     if report["page"]:
         yield Fact("page", report["page"], Tone.DIM)
+
+
+def _runs(report: dict[str, Any]) -> Iterator[Grid]:
+    """Only where there are several."""
+    runs = report["runs"]
+    if len(runs) < 2:
+        return
+    problems = [explain_run_problem(row) for row in runs]
+    rows = tuple(
+        (
+            printable(row["run"]),
+            row["status"],
+            str(row["weights_step"]) if row["weights_step"] >= 0 else "-",
+            str(row["verdicts"]),
+            str(row["audits_open"]),
+            printable(problem),
+        )
+        for row, problem in zip(runs, problems, strict=True)
+    )
+    tones = tuple(Tone.BAD if problem else Tone.GOOD for problem in problems)
+    yield Grid(("run", "status", "weights", "verdicts", "open", "problem"), rows, tones)
 
 
 def _account(report: dict[str, Any]) -> Iterator[Fact]:
@@ -276,7 +300,8 @@ def _audits(report: dict[str, Any]) -> Iterator[StatusItem]:
     yield Fact("verdicts", f"{audits['done']} given{committed}, {len(audits['open'])} open{inspected}")
     for each in audits["open"]:
         due = format_relative_time(each["deadline_ms"], report["now_ms"])
-        yield Fact(short(each["submission"]), f"step {each['step']}, {each['slots']} slots, due {due}", Tone.BUSY)
+        of = f" of {each['run']}" if len(report["runs"]) > 1 else ""
+        yield Fact(short(each["submission"]), f"step {each['step']}{of}, {each['slots']} slots, due {due}", Tone.BUSY)
 
 
 def _weights(report: dict[str, Any]) -> Iterator[StatusItem]:

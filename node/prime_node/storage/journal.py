@@ -22,6 +22,10 @@ RECORDS_KEPT = 20_000
 """Rows in the file: months of a busy node, a few megabytes."""
 
 
+ACKNOWLEDGED_MAX = 1_000
+"""Rows that are sent again after a restore of the coordinator: hours of a busy node."""
+
+
 class JobState(StrEnum):
     """How far the answer to a lease has come."""
 
@@ -35,22 +39,25 @@ class JobState(StrEnum):
     REFUSED = "refused"
     REJECTED = "rejected"
     SLASHED = "slashed"
+    LOST = "lost"
+    """The coordinator had acknowledged it, and lost it in a restore of its log."""
 
 
 S = JobState
 ACCEPTED_STATES = (S.ACCEPTED, S.CREDITED, S.PAID)
 NEXT_STATES: dict[JobState, frozenset[JobState]] = {
     S.PRODUCED: frozenset({S.RECEIVED, S.CHECKED, *ACCEPTED_STATES, S.RETURNED, S.REFUSED, S.REJECTED, S.SLASHED}),
-    S.RECEIVED: frozenset({S.CHECKED, *ACCEPTED_STATES, S.REJECTED, S.SLASHED}),
-    S.CHECKED: frozenset({*ACCEPTED_STATES, S.REJECTED, S.SLASHED}),
-    S.ACCEPTED: frozenset({S.CREDITED, S.PAID}),
-    S.CREDITED: frozenset({S.PAID}),
-    S.PAID: frozenset(),
+    S.RECEIVED: frozenset({S.CHECKED, *ACCEPTED_STATES, S.REJECTED, S.SLASHED, S.LOST}),
+    S.CHECKED: frozenset({*ACCEPTED_STATES, S.REJECTED, S.SLASHED, S.LOST}),
+    S.ACCEPTED: frozenset({S.CREDITED, S.PAID, S.LOST}),
+    S.CREDITED: frozenset({S.PAID, S.LOST}),
+    S.PAID: frozenset({S.LOST}),
     S.RETURNED: frozenset(),
     S.REFUSED: frozenset(),
     # Other validators may find otherwise after an appeal.
-    S.REJECTED: frozenset({S.SLASHED, *ACCEPTED_STATES}),
-    S.SLASHED: frozenset(),
+    S.REJECTED: frozenset({S.SLASHED, *ACCEPTED_STATES, S.LOST}),
+    S.SLASHED: frozenset({S.LOST}),
+    S.LOST: frozenset(),
 }
 """The states that may follow. Only the newest update about a submission is sent, so states in between are skipped."""
 
@@ -157,7 +164,9 @@ class Journal:
             state=state if is_next else record.state,
             reason=reason if reason or is_next else record.reason,
             history=(*record.history, (state, now_ms)) if is_next else record.history,
-            is_open=(bool(NEXT_STATES[state]) if is_next else record.is_open) if is_open is None else is_open,
+            is_open=(bool(NEXT_STATES[state] - {S.LOST}) if is_next else record.is_open)
+            if is_open is None
+            else is_open,
         )
         if moved != record:
             self._put(moved)
@@ -178,6 +187,14 @@ class Journal:
     def list_open(self, run: RunId) -> JobRecords:
         """Records of a run whose state may still change, oldest first."""
         return self._read("where run = ? and is_open order by started_ms, lease", (run,))
+
+    def list_acknowledged_since(self, run: RunId, since_ms: int) -> JobRecords:
+        """Work that the coordinator has acknowledged and that began then or later, the newest first."""
+        states = [state for state in JobState if state not in (S.PRODUCED, S.RETURNED, S.REFUSED, S.LOST)]
+        clause = f"where run = ? and started_ms >= ? and state in ({', '.join('?' * len(states))})"
+        return self._read(
+            f"{clause} order by started_ms desc limit ?", (run, since_ms, *map(str, states), ACKNOWLEDGED_MAX)
+        )
 
     def get_by_lease(self, run: RunId, lease: int) -> JobRecord | None:
         return next(iter(self._read("where run = ? and lease = ?", (run, lease))), None)

@@ -10,6 +10,7 @@ replay/       the replayed ledger's state      accusations/  signed evidence tha
 paused.json   what the owner has paused        node.log    the log, as JSON lines; rotated ones beside it
 lock          the running process, and how other commands reach it
 daily_upload.json, daily_transfer.json         bytes of the current day, for the owner's limits
+runs/<run>/   state and weights of each run but the first that this folder has served, whose own are above
 """
 
 import json
@@ -19,7 +20,7 @@ from typing import Any
 
 from prime_node.config import CONFIG_NAME, NodeConfig
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.ids import NodeId, RunId
 from prime_runtime.files import write_atomic, write_private_file
 from prime_runtime.lock import LockInfo, ProcessLock, hold_process_lock, is_held, read_lock_info
 from prime_runtime.settings.flags import render_config
@@ -51,6 +52,32 @@ class NodeFolder:
         self.daily_transfer = folder / "daily_transfer.json"
         self.log = folder / "node.log"
         self.lock = folder / "lock"
+
+
+class RunFolder:
+    """The paths of one run in a node's folder.
+
+    The first run that a folder ever served keeps its files where a node with one run has them. The owner may change
+    the list of runs and their order at any time: no run ever uses the files of another.
+    """
+
+    def __init__(self, config: NodeConfig, run: RunId) -> None:
+        home = _read_run(config.folder).get("home") or _get_first(_read_run(config.folder).get("run"))
+        is_home = run == (home or config.run_id)
+        folder = config.folder if is_home else config.folder / "runs" / run
+        self.saved_state = folder / "state"
+        weights = config.weights.folder
+        if weights is not None:
+            self.weights = weights if is_home else weights / "runs" / run
+        else:
+            self.weights = folder / "weights"
+
+
+def list_weights_folders(config: NodeConfig) -> tuple[Path, ...]:
+    """Folders that together hold the weights of all runs, none inside another."""
+    if config.weights.folder is not None:
+        return (config.weights.folder,)
+    return tuple(RunFolder(config, run).weights for run in config.runs)
 
 
 def make_folder(folder: Path) -> None:
@@ -93,23 +120,34 @@ def read_pins(config: NodeConfig) -> dict[str, str]:
 
 def save_pins(config: NodeConfig) -> None:
     """From now on this node accepts no other values from its coordinator."""
-    facts = {"coordinator": config.coordinator, **{name: getattr(config, name) for name in PINNED}}
     known = _read_run(config.folder)
+    home = known.get("home") or _get_first(known.get("run")) or config.run_id
+    facts = {"coordinator": config.coordinator, "home": home, **{name: getattr(config, name) for name in PINNED}}
     if any(known.get(name) != value for name, value in facts.items()):
         write_atomic(NodeFolder(config.folder).run, json.dumps(facts).encode())
 
 
 def read_trainer(config: NodeConfig) -> NodeId | None:
-    """The run's trainer, as the coordinator last said."""
+    """The trainer of the first run of `config`, as the coordinator last said."""
     facts = _read_run(config.folder)
     try:
+        if config.run and config.run_id in facts.get("trainers", {}):
+            return NodeId.parse(facts["trainers"][config.run_id])
+        # Version 0.1.0 has one run and its trainer.
         return NodeId.parse(facts["trainer"]) if facts["run"] == config.run else None
     except (KeyError, TypeError, RemoteError):
         return None
 
 
-def save_trainer(folder: Path, trainer: NodeId) -> None:
-    write_atomic(NodeFolder(folder).run, json.dumps({**_read_run(folder), "trainer": str(trainer)}).encode())
+def save_trainer(folder: Path, run: RunId, trainer: NodeId) -> None:
+    facts = _read_run(folder)
+    known = facts.get("trainers")
+    trainers = {**(known if isinstance(known, dict) else {}), run: str(trainer)}
+    write_atomic(NodeFolder(folder).run, json.dumps({**facts, "trainers": trainers}).encode())
+
+
+def _get_first(runs: Any) -> str:
+    return runs.split(",")[0].strip() if isinstance(runs, str) else ""
 
 
 def _read_run(folder: Path) -> dict[str, Any]:

@@ -126,6 +126,10 @@ class UploadSpool:
             return None
         return data
 
+    def has(self, digest: Digest) -> bool:
+        """Whether there is such a file, which may be damaged."""
+        return self._path(digest).exists()
+
     def remove(self, digest: Digest) -> None:
         self._path(digest).unlink(missing_ok=True)
 

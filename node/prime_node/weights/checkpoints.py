@@ -74,8 +74,11 @@ class CheckpointFetcher:
         keeps_chain: bool = False,
         versions: int = VERSIONS_KEPT,
         disk_bytes_max: int | None = None,
+        disk_folders: tuple[Path, ...] = (),
         bytes_per_s: int | None = None,
+        connections: ConnectionPool | None = None,
     ) -> None:
+        """`disk_folders`: what `disk_bytes_max` bounds; empty: this store alone. `connections`: None: its own."""
         self.store = store
         self.directory = directory
         self._node = node
@@ -86,7 +89,8 @@ class CheckpointFetcher:
         self._keeps_chain = keeps_chain or is_relay
         self._versions = versions
         self._disk_bytes_max = disk_bytes_max
-        self._connections = ConnectionPool(allow_private=allow_private, bytes_per_s=bytes_per_s)
+        self._disk_folders = disk_folders or (store.folder,)
+        self._connections = connections or ConnectionPool(allow_private=allow_private, bytes_per_s=bytes_per_s)
         self._manifests = ManifestResolver(store, directory, self._connections, rng)
         self._parents = ParentScores()
         self._pool = ThreadPoolExecutor(max_workers=THREADS, thread_name_prefix="digest")
@@ -313,7 +317,7 @@ class CheckpointFetcher:
         ):
             need += _count_tensor_bytes(signed)
         if not self._fits(need):
-            used = count_folder_bytes(self.store.folder)
+            used = self._count_used()
             fewer = ", or lower weights.keep" if self._versions > 1 and self.store.shard_sets else ""
             raise LocalError(
                 f"weights of {need} bytes do not fit: {used} of weights.disk_bytes_max = {self._disk_bytes_max} are "
@@ -321,7 +325,10 @@ class CheckpointFetcher:
             )
 
     def _fits(self, need: int) -> bool:
-        return self._disk_bytes_max is None or count_folder_bytes(self.store.folder) + need <= self._disk_bytes_max
+        return self._disk_bytes_max is None or self._count_used() + need <= self._disk_bytes_max
+
+    def _count_used(self) -> int:
+        return sum(map(count_folder_bytes, self._disk_folders))
 
     def _count_next(self) -> int:
         """Estimated bytes of the next checkpoint: those of the largest one on disk."""

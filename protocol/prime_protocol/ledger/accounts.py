@@ -1,12 +1,13 @@
 """Rules for entries about the network, its value and its nodes. Each checks all first, then changes the state."""
 
-from prime_protocol.constants import AMOUNT_NANO_MAX, DELEGATION_LIFE_MS_MAX, UNBONDINGS_MAX
+from prime_protocol.constants import AMOUNT_NANO_MAX, DELEGATION_LIFE_MS_MAX, RESTORE_GAP, UNBONDINGS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import (
     Delegated,
     DelegationRevoked,
     Deposited,
     HeadNoted,
+    LogRestored,
     NetworkCreated,
     NodeRegistered,
     NodeStatus,
@@ -89,7 +90,7 @@ def set_node_status(state: LedgerState, context: EntryContext, entry: NodeStatus
         state.runs[entry.run].suspended.pop(entry.node, None)
     else:
         state.runs[entry.run].suspended[entry.node] = entry.reason
-    state.refresh_validator(entry.node)
+    state.refresh_validator(entry.node, is_by_coordinator=True)
 
 
 def delegate(state: LedgerState, context: EntryContext, entry: Delegated) -> None:
@@ -167,3 +168,14 @@ def note_snapshot(state: LedgerState, context: EntryContext, entry: SnapshotNote
         problem = f"is {entry.size}, expected above {state.snapshot_size} and at most {state.size}"
         raise RemoteError("size", problem)
     state.snapshot_size = entry.size
+
+
+def note_restore(state: LedgerState, context: EntryContext, entry: LogRestored) -> None:
+    """Leave out the numbers of leases that lost entries may have granted: a node must not hold two with one number."""
+    root = state.frontier.root()
+    if (entry.size, entry.root) != (state.size, root):
+        raise RemoteError("size", f"is {entry.size} with root {entry.root}, here are {state.size} with {root}")
+    state.restored_size = entry.size
+    state.restores += 1
+    for run in state.runs.values():
+        run.lease_next += RESTORE_GAP

@@ -226,9 +226,11 @@ def _draw_quorum(
         is_present = state.is_delegated(node, at_ms) and state.nodes[node].version >= version_min
         return is_present and unwanted.isdisjoint((node, *state.list_owners(node, at_ms)))
 
+    # Without randomness it is only asked whether there are enough, and a later head will fix the round.
+    size = submission.candidates_before if submission.randomness is not None else 0
     drawn = draw_validators(
         seed,
-        run.validators,
+        run.list_candidates(size),
         state.owners,
         candidates_before=submission.candidates_before,
         excluded_owner=submission.owner,

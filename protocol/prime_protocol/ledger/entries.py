@@ -158,7 +158,10 @@ class Settled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidatorScored:
-    """Coordinator: a validator's verdict was not what was settled in the end."""
+    """Coordinator: a validator's verdict was not what was settled in the end, or an inspector refuted it.
+
+    The second only on a chain, where the court takes the stake by this entry alone.
+    """
 
     validator: NodeId
     submission: Digest
@@ -443,6 +446,15 @@ class SnapshotNoted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LogRestored:
+    """Coordinator: this log was rebuilt from a copy of its first `size` entries. What came after them is lost."""
+
+    size: Uint
+    """Also the index of this entry."""
+    root: Digest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundRecorded:
     """Coordinator: a round of the randomness chain, and the validators that cosigned the heads before it was out."""
 
@@ -539,6 +551,8 @@ class SlashExecuted:
     """Coordinator: the window is over, or other validators found the same."""
 
     submission: Digest
+    bounty_to: NodeId | None = None
+    """Owner of the finder, where the slash follows a finding. A court on a chain pays the bounty by this entry."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -597,6 +611,7 @@ Entry = (
     | StepMeasured
     | HeadNoted
     | SnapshotNoted
+    | LogRestored
     | RoundRecorded
     | LeaseGranted
     | LeaseEnded

@@ -136,7 +136,7 @@ def _record_judges(run: RunState, submission: SubmissionState, finding: FindingS
 
 
 def close_finding(state: LedgerState, run: RunState, name: Digest, *, is_executed: bool) -> int:
-    """The slash of a submission ends: the finder gets its bond back and, if the slash is executed, its bounty.
+    """The slash of a submission ends: the finder gets its bond back, and its owner the bounty of an executed slash.
 
     Returns the first round whose judges are not paid yet: those before the finding were when it was settled.
     """
@@ -144,12 +144,19 @@ def close_finding(state: LedgerState, run: RunState, name: Digest, *, is_execute
     if finding is None:
         return 0
     state.funds.refund_finding_bond(name)
-    # On a chain the court has the stake, and pays no bounty.
-    if is_executed and state.domain == EMBEDDED_DOMAIN:
+    if is_executed:
         share = run.get_terms(run.submissions[name]).bounty_share
         amount_nano = state.funds.escrow[name].amount_nano * share // BASIS_POINTS
-        state.funds.pay_bounty(name, finding.finder, amount_nano)
+        # On a chain the court has the stake, and pays the bounty out of it.
+        account = finding.owner if state.domain == EMBEDDED_DOMAIN else None
+        state.funds.pay_bounty(name, account, amount_nano)
     return finding.rounds_before
+
+
+def get_bounty_account(run: RunState, name: Digest) -> NodeId | None:
+    """Who gets the bounty if the slash of this submission is executed."""
+    finding = run.findings.get(name)
+    return None if finding is None else finding.owner
 
 
 def _get_undecided(run: RunState, name: Digest) -> FindingState:

@@ -158,6 +158,11 @@ class Funds:
         self.pools[run] += held.amount_nano + held.bond_nano
         return held.amount_nano + held.bond_nano
 
+    def transfer_stake_to_court(self, position: StakeKey, amount_nano: int) -> None:
+        """The same for stake that is not in escrow here."""
+        self._take_stake(position, amount_nano)
+        self.withdrawn_nano += amount_nano
+
     def transfer_to_court(self, slash: Digest) -> None:
         """To the court on the chain, which has the stake itself."""
         held = self.escrow.pop(slash)
@@ -183,12 +188,15 @@ class Funds:
         self.pools[run] += amount_nano
         return amount_nano
 
-    def pay_bounty(self, slash: Digest, account: NodeId, amount_nano: int) -> None:
-        """Out of the escrowed stake to whoever found the fraud."""
+    def pay_bounty(self, slash: Digest, account: NodeId | None, amount_nano: int) -> None:
+        """Out of the escrowed stake to the owner of the finder. None: a court on a chain pays it."""
         held = self.escrow[slash]
         assert amount_nano <= held.amount_nano
         self.escrow[slash] = Escrow(held.position, held.amount_nano - amount_nano, held.bond_nano)
-        self.balances[account] += amount_nano
+        if account is None:
+            self.withdrawn_nano += amount_nano
+        else:
+            self.balances[account] += amount_nano
 
     def _spend(self, account: NodeId, amount_nano: int) -> None:
         if not 0 < amount_nano <= self.balances[account]:

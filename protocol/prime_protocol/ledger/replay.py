@@ -61,6 +61,7 @@ ENTRY_RULES: dict[type, EntryRule] = {
     entries.Released: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.release),
     entries.HeadNoted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, accounts.note_head),
     entries.SnapshotNoted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, accounts.note_snapshot),
+    entries.LogRestored: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, accounts.note_restore),
     entries.RoundRecorded: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, rounds.record_round),
     entries.RunCreated: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.create_run),
     entries.RunUpdated: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.update_run),

@@ -16,41 +16,62 @@ from prime_protocol.ledger.entries import (
     SlashProposed,
     ValidatorScored,
 )
-from prime_protocol.ledger.findings import close_finding
+from prime_protocol.ledger.findings import close_finding, get_bounty_account
 from prime_protocol.ledger.funds import StakeKey
 from prime_protocol.ledger.rewards import forfeit_unpaid
 from prime_protocol.ledger.state import EntryContext, LedgerState, RunState, SlashState, SubmissionState
 from prime_protocol.ledger.terms import SlashDestination
 from prime_protocol.proofs.read_proofs import is_read_proof_refuted
-from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN
 
 
 def score_validator(state: LedgerState, context: EntryContext, entry: ValidatorScored) -> None:
     run = state.run(context)
     submission = run.submission(entry.submission)
-    is_open = submission.outcome is Outcome.FRAUDULENT and (not submission.slashed or entry.submission in run.slashes)
-    if submission.judged is None or is_open or entry.submission in run.findings:
-        raise RemoteError("submission", f"{entry.submission} was not judged, or may still be judged otherwise")
-    verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
-    if verdicts.get(entry.validator, submission.judged) is submission.judged:
-        raise RemoteError("validator", f"{entry.validator} gave no verdict against what was settled")
-    if entry.validator in submission.scored:
-        raise RemoteError("validator", f"{entry.validator} was scored for {entry.submission} before")
+    is_inspected = is_penalty_due(state, submission, entry.validator)
+    if not is_inspected:
+        _check_score(run, entry.submission, submission, entry.validator)
     penalty_nano = compute_penalty_nano(state, run, submission, entry.validator)
     if entry.penalty_nano != penalty_nano:
         raise RemoteError("penalty_nano", f"is {entry.penalty_nano}, the terms and the stake give {penalty_nano}")
-    submission.scored |= {entry.validator}
-    state.nodes[entry.validator].faults += 1
+    if not is_inspected:  # the inspection has counted its own fault
+        submission.scored |= {entry.validator}
+        state.nodes[entry.validator].faults += 1
+    if state.domain != EMBEDDED_DOMAIN and (is_inspected or penalty_nano):
+        submission.penalised |= {entry.validator}
     _take_penalty(state, context, submission, entry.validator, penalty_nano)
+
+
+def _check_score(run: RunState, name: Digest, submission: SubmissionState, validator: NodeId) -> None:
+    """RemoteError unless this validator's verdict is against what was settled for good."""
+    is_open = submission.outcome is Outcome.FRAUDULENT and (not submission.slashed or name in run.slashes)
+    if submission.judged is None or is_open or name in run.findings:
+        raise RemoteError("submission", f"{name} was not judged, or may still be judged otherwise")
+    verdicts = {node: found for each in submission.rounds for node, found in each.verdicts.items()}
+    if verdicts.get(validator, submission.judged) is submission.judged:
+        raise RemoteError("validator", f"{validator} gave no verdict against what was settled")
+    if validator in submission.scored:
+        raise RemoteError("validator", f"{validator} was scored for {name} before")
+
+
+def is_penalty_due(state: LedgerState, submission: SubmissionState, validator: NodeId) -> bool:
+    """Whether an inspector has refuted this validator, and the court on the chain was not told yet."""
+    is_refuted = validator in submission.refuted and validator not in submission.penalised
+    return is_refuted and state.domain != EMBEDDED_DOMAIN
 
 
 def compute_penalty_nano(state: LedgerState, run: RunState, submission: SubmissionState, validator: NodeId) -> int:
     """The stake that a validator loses over a verdict that was refuted.
 
     Only for calling honest work fraudulent, or fraud honest: honest validators may differ about an invalid file. And
-    only if the decision is clear: in a network of few, a dishonest majority must not take the others' stake.
+    only if the decision is clear: in a network of few, a dishonest majority must not take the others' stake. On a chain
+    also for what an inspector refuted, and once for each submission: the court takes no more.
     """
+    if is_penalty_due(state, submission, validator):
+        return _limit_penalty(state, run, submission, validator)
+    if validator in submission.penalised:
+        return 0
     found = next(each.verdicts[validator] for each in submission.rounds if validator in each.verdicts)
     if not submission.is_refuting or {found, submission.judged} != {Outcome.ACCEPT, Outcome.FRAUDULENT}:
         return 0
@@ -58,9 +79,7 @@ def compute_penalty_nano(state: LedgerState, run: RunState, submission: Submissi
 
 
 def _limit_penalty(state: LedgerState, run: RunState, submission: SubmissionState, validator: NodeId) -> int:
-    """What the terms say, limited to the stake. On a chain the stake is in the vault, which this log cannot take."""
-    if state.domain != EMBEDDED_DOMAIN:
-        return 0
+    """What the terms say, limited to the stake that this log knows. A court limits it to what the vault has."""
     penalty_nano = run.get_terms(submission).validator_slash_nano
     return min(penalty_nano, state.funds.slashable_nano(_get_position(submission, validator)))
 
@@ -74,10 +93,14 @@ def _take_penalty(
     state: LedgerState, context: EntryContext, submission: SubmissionState, validator: NodeId, amount_nano: int
 ) -> None:
     run = state.run(context)
+    position = _get_position(submission, validator)
     is_pooled = run.get_terms(submission).slash_to is SlashDestination.POOL
-    pool = context.get_run_id() if is_pooled else None
-    state.funds.forfeit_stake(_get_position(submission, validator), amount_nano, pool=pool)
-    run.forfeited_nano += amount_nano if is_pooled else 0
+    if is_pooled and state.domain != EMBEDDED_DOMAIN:
+        # What the court brings into the pool comes as a deposit.
+        state.funds.transfer_stake_to_court(position, amount_nano)
+    else:
+        state.funds.forfeit_stake(position, amount_nano, pool=context.get_run_id() if is_pooled else None)
+        run.forfeited_nano += amount_nano if is_pooled else 0
     state.refresh_validator(validator)
 
 
@@ -127,8 +150,10 @@ def record_inspection(state: LedgerState, context: EntryContext, entry: Inspecte
             submission.refuted |= {seen.reader}
             state.nodes[seen.reader].faults += 1
             run.debts[(round_.validators[seen.reader], seen.reader)] += REFUTED_VERDICTS
-            penalty_nano = _limit_penalty(state, run, submission, seen.reader)
-            _take_penalty(state, context, submission, seen.reader, penalty_nano)
+            # On a chain the court takes it, by the coordinator's ValidatorScored.
+            if state.domain == EMBEDDED_DOMAIN:
+                penalty_nano = _limit_penalty(state, run, submission, seen.reader)
+                _take_penalty(state, context, submission, seen.reader, penalty_nano)
 
 
 def propose_slash(state: LedgerState, context: EntryContext, entry: SlashProposed) -> None:
@@ -188,6 +213,8 @@ def execute_slash(state: LedgerState, context: EntryContext, entry: SlashExecute
         and tally_outcome(state, run, entry.submission, context.at_ms) is not Outcome.FRAUDULENT
     ):
         raise RemoteError("submission", "the appeal was not decided against the node")
+    if entry.bounty_to != (account := get_bounty_account(run, entry.submission)):
+        raise RemoteError("bounty_to", f"is {entry.bounty_to or 'empty'}, the finding gives {account or 'nothing'}")
     run.records[slash.node].exclude(state.funds.escrow[entry.submission].amount_nano)
     first_round = close_finding(state, run, entry.submission, is_executed=True)
     if slash.slash_to is SlashDestination.BURN:

@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from prime_protocol.constants import DIGEST_BYTES
+from prime_protocol.constants import CANDIDATE_SPANS_KEPT, DIGEST_BYTES
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.funds import Funds, StakeKey
@@ -221,6 +221,8 @@ class SubmissionState:
     """Inspectors that have read it again, and where what they found stands."""
     refuted: frozenset[NodeId] = frozenset()
     """Validators that judged it and had not read it."""
+    penalised: frozenset[NodeId] = frozenset()
+    """Validators that lost stake over it to a court on a chain, which takes it once."""
     ruling: Outcome | None = None
     """What an inspector decided where validators could not; of the appeal while a slash is open."""
     rulings: dict[NodeId, LogPosition] = field(default_factory=lambda: NOTHING)
@@ -295,6 +297,14 @@ class StepState:
                 del self.held[slot]
 
 
+@dataclass(frozen=True, slots=True)
+class CandidateSpan:
+    """Two entries: a validator became a candidate with the first, and was suspended or banned with the second."""
+
+    joined: int
+    ended: int
+
+
 @dataclass(slots=True)
 class RunState:
     """One training run."""
@@ -334,8 +344,31 @@ class RunState:
     """Who may be drawn, and the entry with which each joined; in that order."""
     suspended: dict[NodeId, str] = field(default_factory=dict)
     """Nodes that get no work in this run, and why. Other runs do not see it."""
+    former: dict[NodeId, tuple[CandidateSpan, ...]] = field(default_factory=dict)
+    """When validators that still qualify were candidates, until the coordinator suspended or banned them."""
     records: dict[NodeId, RunRecord] = field(default_factory=dict)
     """Of the nodes that had a submission settled."""
+
+    def end_candidacy(self, node: NodeId, index: int, *, is_by_coordinator: bool) -> None:
+        """Take a validator out of later draws; out of those whose head is older only if the coordinator had no part."""
+        joined = self.validators.pop(node, None)
+        if joined is not None and is_by_coordinator:
+            kept = self.former.get(node, ())[-(CANDIDATE_SPANS_KEPT - 1) :]
+            self.former[node] = (*kept, CandidateSpan(joined, index))
+
+    def list_candidates(self, size: int) -> dict[NodeId, int]:
+        """Who may be drawn with a head of this size, and the entry with which each joined.
+
+        Among them are those that were candidates at the head and were suspended after it: the coordinator may have
+        known the draw by then.
+        """
+        suspended = {
+            node: span.joined
+            for node, spans in self.former.items()
+            for span in spans
+            if span.joined < size <= span.ended
+        }
+        return {**self.validators, **suspended} if suspended else self.validators
 
     def get_record(self, node: NodeId) -> RunRecord:
         return self.records.get(node, RunRecord())
@@ -419,6 +452,9 @@ class LedgerState:
     ticker: Ticker = DEFAULT_TICKER
     snapshot_size: int = 0
     """Entries that the newest noted snapshot covers."""
+    restored_size: int = 0
+    """Entries that the newest restore found; 0: the log was never restored."""
+    restores: int = 0
     frontier: Frontier = field(default_factory=Frontier)
     at_ms: int = 0
     sequences: dict[NodeId, int] = field(default_factory=dict)
@@ -508,25 +544,32 @@ class LedgerState:
 
     def can_validate(self, node: NodeId, terms: RunTerms) -> bool:
         """Whether a node may be drawn under these terms, once it is registered for the run."""
+        return self.nodes[node].status is NodeStatus.ACTIVE and self.is_equipped(node, terms)
+
+    def is_equipped(self, node: NodeId, terms: RunTerms) -> bool:
+        """Whether a node has all that validating takes, whatever the coordinator says about it."""
         known = self.nodes[node]
         return (
             Role.VALIDATOR in known.roles
-            and known.status is NodeStatus.ACTIVE
             and bool(known.witness_key)
             and known.version >= terms.version_min
             and self.get_stake(node) >= terms.stake_min_nano
         )
 
-    def refresh_validator(self, node: NodeId) -> None:
+    def is_registered_fit(self, name: RunId, node: NodeId) -> bool:
+        """Whether a node is registered for the run, equipped and not excluded from it."""
+        run = self.runs[name]
+        is_wanted = name in self.nodes[node].runs and not run.get_record(node).restake_nano
+        return is_wanted and self.is_equipped(node, run.terms)
+
+    def refresh_validator(self, node: NodeId, *, is_by_coordinator: bool = False) -> None:
         """Put a node into, or take it out of, each run's list of who may be drawn."""
         for name, run in self.runs.items():
-            wanted = (
-                name in self.nodes[node].runs
-                and node not in run.suspended
-                and self.can_validate(node, run.terms)
-                and not run.get_record(node).restake_nano
-            )
-            if wanted:
+            is_active = self.nodes[node].status is NodeStatus.ACTIVE and node not in run.suspended
+            is_fit = self.is_registered_fit(name, node)
+            if is_active and is_fit:
                 run.validators.setdefault(node, self.size)
             else:
-                run.validators.pop(node, None)
+                run.end_candidacy(node, self.size, is_by_coordinator=is_by_coordinator)
+            if not is_fit:
+                run.former.pop(node, None)

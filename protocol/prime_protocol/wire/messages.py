@@ -192,6 +192,8 @@ class HeartbeatReply:
     next_heartbeat_ms: Uint
     head: Annotated[bytes, Size(0, NOTE_BYTES_MAX)]
     """The newest signed tree head, empty where the node has it."""
+    restored_size: Uint = 0
+    """Index of the newest LogRestored entry; 0: the log was never restored. A hint: the node fetches the entry."""
     witness: Annotated[bytes, Size(0, NOTE_BYTES_MAX)] = b""
     """A signed tree head that this validator is asked to cosign before its round is out; empty: none."""
     weights: CheckpointRef | None
@@ -201,6 +203,8 @@ class HeartbeatReply:
     audits: Annotated[tuple[AuditTask, ...], Size(0, AUDITS_LISTED_MAX)]
     reveals: Annotated[tuple[Digest, ...], Size(0, AUDITS_LISTED_MAX)] = ()
     """Submissions whose committed verdict this node may give now."""
+    run_status: RunStatus = RunStatus.ACTIVE
+    """A run that pauses or has ended gives no work; a node with several runs goes on with the others."""
     command: NodeCommand
     version_min: Uint
     upgrade_by_ms: Uint
@@ -268,6 +272,8 @@ class RunReply:
     """Every slot of the newest step is credited, so the step yields no more work."""
     accepted: Annotated[tuple[AcceptedSubmission, ...], Size(0, ACCEPTED_LISTED_MAX)]
     """After the request's `after`, oldest first; a full list may have a continuation."""
+    restored_size: Uint = 0
+    """Index of the newest LogRestored entry; 0: the log was never restored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

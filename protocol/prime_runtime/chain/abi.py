@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.signing import keccak
 
 SELECTOR_BYTES = 4
@@ -67,6 +68,11 @@ def name_fields(part: Mapping[str, Any], value: Any) -> Any:
     if part["type"] == "tuple[]":
         return [name_fields({**part, "type": "tuple"}, each) for each in value]
     return value
+
+
+def compute_penalty_name(submission: Digest, validator: NodeId) -> Digest:
+    """The name of a penalty in court, ICourt.penaltyOf: the hash of the two as ABI words."""
+    return Digest(keccak(submission + bytes(WORD_BYTES - len(validator)) + validator))
 
 
 PLAIN_SELECTOR = bytes.fromhex("08c379a0")

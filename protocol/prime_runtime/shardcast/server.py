@@ -155,7 +155,9 @@ class ShardServer:
         clock: Clock,
         trusted_proxies: tuple[str, ...] = (),
         directory: ServerDirectory | None = None,
+        sending: "dict[int, ShardResponse] | None" = None,
     ) -> None:
+        """`sending`: the running uploads of all servers that share `slots`, by ticket number."""
         self.store = store
         self.slots = slots
         self._clock = clock
@@ -164,8 +166,7 @@ class ShardServer:
         self.sent_bytes = 0
         self.sent_shards = 0
         self.refused = 0
-        self._sending: dict[int, ShardResponse] = {}
-        """By ticket number."""
+        self._sending = {} if sending is None else sending
         self._is_closed = False
 
     def close(self) -> None:

@@ -28,6 +28,7 @@ TERMS: dict[str, int | bool] = {
     "stakeMin": 1000,
     "slashAmount": 600,
     "slashPerDay": 1500,
+    "validatorSlash": 400,
     "appealBond": 50,
     "epochBudget": 10_000,
     "epochTime": 3600,
@@ -38,6 +39,7 @@ TERMS: dict[str, int | bool] = {
     "judgeAge": 0,
     "quorum": 3,
     "slashToPool": True,
+    "bountyShare": 2000,
 }
 
 

@@ -44,6 +44,8 @@ class Slash:
     anchored_at: int
     judges: list[str]
     appellant: str | None = None
+    refuted: int | None = None
+    """Outcome of the verdict that a penalty is for; None of a worker's slash."""
     judge_until: int = 0
 
 
@@ -74,6 +76,7 @@ class Model:
     escrow: dict[Digest, tuple[str, int]] = field(default_factory=dict)
     slashes: dict[Digest, Slash] = field(default_factory=dict)
     taken: Counter[int] = field(default_factory=Counter)
+    bounties: Counter[str] = field(default_factory=Counter)
     status: str = "active"
     closed_at: int = 0
     frozen_at: int = 0
@@ -138,21 +141,31 @@ class Model:
         self.demand(name not in self.slashes, "SlashExists")
         self.demand(self.status != "paused", "RunNotActive")
         self.demand(not self.frozen_at, "RunFrozen")
-        self.demand(self.now <= anchored_at + T["slashWindow"], "SlashTooLate")
         self.demand(bool(judges), "EvidenceUnsigned")
         self.check_judges(node, judges, anchored_at)
-        position = self.position(node)
-        amount = min(T["slashAmount"], position.slashable)
+        owners = [str(self.position(judge).owner) for judge in judges]
+        self.open(name, Slash(node, OPEN, 0, anchored_at, judges + owners), T["slashAmount"])
+
+    def propose_penalty(self, name: Digest, node: str, refuted: int, anchored_at: int, *, is_logged: bool) -> None:
+        self.demand(name not in self.slashes, "SlashExists")
+        self.demand(self.status != "paused", "RunNotActive")
+        self.demand(not self.frozen_at, "RunFrozen")
+        self.demand(is_logged, "NotInLeaf")
+        self.open(name, Slash(node, OPEN, 0, anchored_at, [], refuted=refuted), T["validatorSlash"])
+
+    def open(self, name: Digest, slash: Slash, amount_max: int) -> None:
+        position = self.position(slash.node)
+        amount = min(amount_max, position.slashable)
         self.demand(amount > 0, "NothingToSlash")
+        self.demand(self.now <= slash.anchored_at + T["slashWindow"], "SlashTooLate")
         day = self.now // DAY_S
         self.demand(self.taken[day] + amount <= T["slashPerDay"], "DayLimit")
         self.taken[day] += amount
         self.seize(position, amount)
-        self.escrow[name] = (node, amount)
-        owners = [str(self.position(judge).owner) for judge in judges]
-        appeal_until = self.now + T["appealWindow"]
-        judge_until = appeal_until + T["judgementWindow"] + T["slashWindow"]
-        self.slashes[name] = Slash(node, OPEN, appeal_until, anchored_at, judges + owners, judge_until=judge_until)
+        self.escrow[name] = (slash.node, amount)
+        slash.appeal_until = self.now + T["appealWindow"]
+        slash.judge_until = slash.appeal_until + T["judgementWindow"] + T["slashWindow"]
+        self.slashes[name] = slash
 
     def seize(self, position: Position, amount: int) -> None:
         """From the stake, then from what is unbonding, oldest first."""
@@ -187,6 +200,7 @@ class Model:
     def judge(self, name: Digest, judges: list[str], anchored_at: int, *, is_hard: bool) -> None:
         slash = self.expect(name, APPEALED)
         self.demand(self.now < slash.judge_until, "JudgementTooLate")
+        self.demand(slash.refuted is None, "JudgesDiffer")
         self.demand(not self.frozen_at, "RunFrozen")
         self.check_judges(slash.node, judges, anchored_at)
         speakers = {*judges, *(self.position(judge).owner for judge in judges)}
@@ -196,16 +210,39 @@ class Model:
         else:
             self._refund(name)
 
-    def execute(self, name: Digest, *, is_logged: bool) -> None:
+    def judge_penalty(self, name: Digest, judges: list[str], outcome: int) -> None:
+        slash = self.expect(name, APPEALED)
+        self.demand(self.now < slash.judge_until, "JudgementTooLate")
+        self.demand(not self.frozen_at, "RunFrozen")
+        self.demand({outcome, slash.refuted} == {0, 2}, "NotRefuted")
+        self.check_judges(slash.node, judges, slash.anchored_at)
+        self._execute(name)
+
+    def execute_penalty(self, name: Digest) -> None:
         slash = self.expect(name, OPEN)
+        self.demand(slash.refuted is not None, "NotPenalty")
+        self.demand(self.now >= slash.appeal_until, "AppealWindowOpen")
+        self.demand(self.now < slash.judge_until, "JudgementTooLate")
+        self.demand(not self.frozen_at, "RunFrozen")
+        self._execute(name)
+
+    def claim_bounty(self, account: str) -> int:
+        amount = self.bounties.pop(account, 0)
+        self.demand(amount > 0, "NothingToClaim")
+        self.move("court", account, amount)
+        return amount
+
+    def execute(self, name: Digest, *, is_logged: bool, bounty_to: str | None = None) -> None:
+        slash = self.expect(name, OPEN)
+        self.demand(slash.refuted is None, "NotSlash")
         self.demand(self.now >= slash.appeal_until, "AppealWindowOpen")
         self.demand(self.now < slash.judge_until, "JudgementTooLate")
         self.demand(not self.frozen_at, "RunFrozen")
         self.demand(is_logged, "NotInLeaf")
-        self._execute(name)
+        self._execute(name, bounty_to)
 
     def overturn(self, name: Digest, *, is_logged: bool) -> None:
-        self.expect(name, OPEN)
+        self.demand(self.expect(name, OPEN).refuted is None, "NotSlash")
         self.demand(not self.frozen_at, "RunFrozen")
         self.demand(is_logged, "NotInLeaf")
         self._refund(name)
@@ -217,16 +254,19 @@ class Model:
         self.demand(bool(self.frozen_at) or self.now >= slash.judge_until, "JudgementWindowOpen")
         self._refund(name)
 
-    def _execute(self, name: Digest) -> None:
+    def _execute(self, name: Digest, bounty_to: str | None = None) -> None:
         slash, (node, amount) = self.slashes[name], self.escrow.pop(name)
         bond = T["appealBond"] if slash.status == APPEALED else 0
         to = BURNED if self.is_over else "pool"
         self.position(node).escrow -= amount
         slash.status = EXECUTED
-        self.move("vault", to, amount)
+        bounty = amount * T["bountyShare"] // 10_000 if bounty_to else 0
+        self.bounties[bounty_to or ""] += bounty
+        self.move("vault", "court", bounty)
+        self.move("vault", to, amount - bounty)
         self.move("court", to, bond)
         if to == "pool":
-            self.forfeited += amount + bond
+            self.forfeited += amount - bounty + bond
 
     def _refund(self, name: Digest) -> None:
         slash, (node, amount) = self.slashes[name], self.escrow.pop(name)

@@ -28,7 +28,8 @@ RUN_KEY = keccak(RUN.encode())
 EVIDENCE = Digest(sha256(b"evidence").digest())
 OFFSETS = {
     "SlashProposed": b"\xa8evidence\xc4\x20",
-    "SlashExecuted": b"\x81\xaasubmission\xc4\x20",
+    "SlashExecuted": b"\x82\xa9bounty_to",
+    "ValidatorScored": b"\x83\xacpenalty_nano",
     "SlashOverturned": b"\x81\xaasubmission\xc4\x20",
 }
 """What the part of a leaf begins with that the court rebuilds."""

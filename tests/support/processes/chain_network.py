@@ -131,7 +131,7 @@ async def keep_mining(chain: Anvil, is_up: asyncio.Event) -> None:
         await asyncio.sleep(BEAT_S)
 
 
-async def found(folder: Path, chain: Anvil, bank: WalletKey, *, payout_delay_s: int, quorum: int) -> CoordinatorProcess:
+async def found(folder: Path, chain: Anvil, bank: WalletKey, payout_delay_s: int, **changes: Any) -> CoordinatorProcess:
     """The operator's part, by its commands: contracts first, then the network, then a run."""
     home = folder / "coordinator"
     home.mkdir()
@@ -182,20 +182,20 @@ async def found(folder: Path, chain: Anvil, bank: WalletKey, *, payout_delay_s: 
         "verdict_ms": 600_000,
         "appeal_bond_nano": 0,
     }
-    await create_run(config, load_key(config), terms(quorum=quorum, audit_floor=10_000, **windows), fund_nano=0)
+    await create_run(config, load_key(config), terms(**{"audit_floor": 10_000, **windows, **changes}), fund_nano=0)
     return CoordinatorProcess(config)
 
 
 @asynccontextmanager
 async def network(
-    folder: Path, *, payout_delay_s: int = 0, quorum: int = 1
+    folder: Path, *, payout_delay_s: int = 0, quorum: int = 1, **changes: Any
 ) -> AsyncIterator[tuple[Network, asyncio.Event]]:
     """Running, with a funded run; the event is set while the chain is up."""
     is_up = asyncio.Event()
     async with AsyncExitStack() as stack:
         chain = await stack.enter_async_context(anvil(folder))
         bank = key_of("bank")
-        process = await found(folder, chain, bank, payout_delay_s=payout_delay_s, quorum=quorum)
+        process = await found(folder, chain, bank, payout_delay_s, quorum=quorum, **changes)
         await process.start()
         stack.push_async_callback(process.kill)
         contracts = await find_contracts(chain.chain, process.config.settlement.court_address)

@@ -299,7 +299,7 @@ def follow_step(demo: Demo) -> None:
     say("Checkpoint 0", f"root {first.manifest.root}", f"beacon {world.run.checkpoints[Step(0)].beacon}")
     honest = demo.submit("honest", old, 0, cheat=False)
     assert demo.judge(honest, old) is Outcome.ACCEPT, "the honest worker must be accepted"
-    world.credit(honest)
+    assert world.submission(honest).credited, "its outcome credits it"
     cheater = demo.submit("cheater", old, SLOTS, cheat=True)
     assert demo.judge(cheater, old) is Outcome.FRAUDULENT, "the cheater must be caught"
     world.propose(cheater)

@@ -4,9 +4,10 @@ from itertools import islice
 
 import pytest
 
-from chaos.schedule import RULES, Ability, Arena, Kind, draw_faults, first_faults
+from chaos.schedule import ONCE, RULES, Ability, Arena, Kind, draw_faults, first_faults
 
 ALL = frozenset(Ability)
+REPEATED = frozenset(Kind) - ONCE
 
 
 def arena(*abilities: Ability) -> Arena:
@@ -22,9 +23,17 @@ def test_the_same_seed_gives_the_same_faults_and_another_one_others() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_every_kind_comes_before_any_comes_twice(seed: int) -> None:
     everything = Arena(workers=2, validators=2, abilities=ALL)
-    for turn in range(3):
-        drawn = list(islice(draw_faults(seed, everything), turn * len(Kind), (turn + 1) * len(Kind)))
-        assert {fault.kind for fault in drawn} == set(Kind)
+    first = list(islice(draw_faults(seed, everything), len(Kind)))
+    assert {fault.kind for fault in first} == set(Kind)
+    for turn in range(2):
+        start = len(Kind) + turn * len(REPEATED)
+        drawn = list(islice(draw_faults(seed, everything), start, start + len(REPEATED)))
+        assert {fault.kind for fault in drawn} == REPEATED
+
+
+def test_a_lost_disk_alone_comes_once() -> None:
+    only = Arena(workers=2, validators=2, abilities=ALL, only=ONCE)
+    assert [fault.kind for fault in draw_faults(1, only)] == [Kind.DISK_LOST]
 
 
 def test_what_the_machine_cannot_do_is_never_drawn() -> None:

@@ -7,7 +7,7 @@ the way is retried.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from itertools import groupby
 from typing import Any
 
@@ -75,6 +75,12 @@ class RolloutCollector:
         """Number of refused submissions by the field that was wrong."""
         self.problem = ""
         """The last failure; empty after a success."""
+        self._newest_step = -1
+        self._restored_size = 0
+        self.lost_step: int | None = None
+        """The newest step of the run, if the coordinator restored its log and does not have it any more."""
+        self.on_lost_step: Callable[[], None] = lambda: None
+        """Called when that is noticed."""
 
     # --- Batches ----------------------------------------------------------------------------------------------------
 
@@ -134,6 +140,7 @@ class RolloutCollector:
         is_complete = True
         while is_complete:
             run = await self._fetch_run(self._cursor)
+            self._check_step(run)
             new = [each for each in run.accepted if self._is_wanted(each.receipt)]
             slots = asyncio.Semaphore(FETCHES_MAX)
             is_complete = all(await asyncio.gather(*(self._ingest(each, slots) for each in new)))
@@ -145,6 +152,15 @@ class RolloutCollector:
         self._handled = {name: at for name, at in self._handled.items() if at >= self.step - HANDLED_STEPS_KEPT}
         self.run_info, self._has_unread = run, not is_complete
         self._changed.set()
+
+    def _check_step(self, run: RunReply) -> None:
+        if run.restored_size != self._restored_size:
+            self._restored_size = run.restored_size
+            self._step_facts.clear()  # the beacon of a step may be lost, and the step gets another one
+        if run.latest_step < self._newest_step and self.lost_step is None:
+            self.lost_step = self._newest_step
+            self.on_lost_step()
+        self._newest_step = max(self._newest_step, run.latest_step)
 
     def _is_wanted(self, receipt: SubmissionReceipt) -> bool:
         name = compute_receipt_id(receipt)

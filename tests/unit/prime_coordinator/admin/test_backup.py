@@ -339,6 +339,24 @@ async def test_a_mirror_and_the_keys_make_a_coordinator_again(
     assert recovered.state.size == ENTRIES
 
 
+def test_an_index_that_an_explorer_left_does_not_stop_a_restore_and_anything_else_does(
+    original: CoordinatorConfig, finished: Path, tmp_path: Path
+) -> None:
+    home = tmp_path / "home"
+    (home / "explorer").mkdir(parents=True)
+    for name in ("index.db", "index.db-wal", "index-1-abc.db", "state.snapshot", "uptime.db"):
+        (home / "explorer" / name).write_bytes(b"left")
+    restore_from(finished / "log", home, keys=original.folder)
+    assert not (home / "explorer").exists()
+    assert CoordinatorHome(home).restored.read_text() == str(ENTRIES)
+    other = tmp_path / "other"
+    (other / "explorer").mkdir(parents=True)
+    (other / "explorer" / "notes.txt").write_text("of a person")
+    with pytest.raises(LocalError, match="is not empty"):
+        restore_from(finished / "log", other, keys=original.folder)
+    assert (other / "explorer" / "notes.txt").exists()
+
+
 async def recover(config: CoordinatorConfig) -> tuple[Ledger, LogTree]:
     store = open_log_store(database_url(config))
     key = VerifierKey.of(ORIGIN_PREFIX + config.network, load_log_key(config))

@@ -568,6 +568,15 @@ def test_an_inspector_upholds_a_finding_that_has_no_judges_and_the_finder_is_pai
     assert scene.state.funds.burned_nano == SLASH - bounty
 
 
+def test_the_slots_of_an_upheld_finding_about_the_newest_step_are_leased_again() -> None:
+    scene, name = found_scene()
+    slots = scene.submission(name).slots
+    later = scene.work("bob")
+    assert scene.submission(later).slots.start not in slots
+    decide(scene, name, FRAUDULENT)
+    assert scene.lease("bob").first_slot == slots.start
+
+
 @pytest.mark.parametrize("outcome", [ACCEPT, INVALID])
 def test_an_inspector_dismisses_a_finding_that_has_no_judges_and_the_bond_is_lost(outcome: Outcome) -> None:
     scene, name = found_scene()

@@ -7,12 +7,13 @@ import pytest
 from prime_coordinator.audits.validators import REASON_UNREAD
 from prime_coordinator.constants import INSPECT_SHARE, UNREAD_WAIT_MS
 from prime_protocol.constants import BASIS_POINTS
-from prime_protocol.ledger.entries import NodeStatus, NodeStatusSet, Outcome, Role
+from prime_protocol.ledger.entries import NodeStatus, NodeStatusSet, Outcome, Role, ValidatorScored
 from prime_protocol.proofs.read_proofs import ReadCoverage
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import AuditTask
+from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
 from support.core_network import SECOND_MS, Scene
-from support.ledger_network import TERMS, digest
+from support.ledger_network import ON_CHAIN, PENALTY, STAKE, TERMS, digest
 
 
 def make_scene(inspect_share: int = BASIS_POINTS, *, validators: int = 9) -> Scene:
@@ -159,3 +160,19 @@ def test_a_task_is_forgotten_after_its_time_and_at_a_restart(scene: Scene) -> No
     assert len(asked(scene)) == 1
     scene.restart()
     assert asked(scene) == []
+
+
+@pytest.mark.parametrize(("domain", "penalties"), [(ON_CHAIN, [PENALTY]), (EMBEDDED_DOMAIN, [])])
+def test_on_a_chain_the_entry_that_the_court_reads_follows_an_inspection_once(
+    domain: Domain, penalties: list[int]
+) -> None:
+    scene = Scene.started(inspect_share=BASIS_POINTS, domain=domain, validator_slash_nano=PENALTY)
+    scene.join("inspector", Role.WORKER)
+    name = judged(scene)
+    reader = scene.world.readers(name)[0]
+    for _ in range(2):
+        report(scene, name, reader)
+    scene.restart()
+    scene.tick(SECOND_MS)
+    assert [entry.penalty_nano for entry in scene.written(ValidatorScored)] == penalties
+    assert scene.world.stake_of(reader) == STAKE - PENALTY

@@ -77,6 +77,17 @@ async def test_a_failed_write_reaches_every_waiter(rig: Rig) -> None:
     assert rig.writer.failure is not None
 
 
+async def test_a_writer_that_another_process_has_overtaken_finds_it_before_its_next_write(rig: Rig) -> None:
+    leaves = make_leaves(3)
+    rig.writer.enqueue(leaves[:2])
+    await rig.writer.flush()
+    await rig.writer.check_is_only_writer()
+    await rig.store.append(2, leaves[2:], [compute_entry_keys(leaves[2])])
+    with pytest.raises(LocalError, match="is another coordinator using it"):
+        await rig.writer.check_is_only_writer()
+    assert rig.writer.failure is not None, "/healthz answers 503"
+
+
 # --- Heads and the mirror -------------------------------------------------------------------------------------------
 
 
@@ -211,6 +222,36 @@ async def test_a_database_older_than_a_published_head_is_refused(rig: Rig) -> No
     old = open_log_store(f"sqlite:///{rig.mirror.parent / 'old.db'}")
     try:
         await old.append(0, leaves[:15], [compute_entry_keys(leaf) for leaf in leaves[:15]])
+        with pytest.raises(LocalError, match="would fork the log"):
+            await recovered(make_rig(old, rig.mirror))
+    finally:
+        old.close()
+
+
+@pytest.mark.parametrize("damage", [b"", b"not a note\n", bytes(10_000_000)])
+async def test_a_damaged_head_in_the_mirror_is_signed_again(rig: Rig, damage: bytes) -> None:
+    rig.writer.enqueue(make_leaves(300))
+    await rig.writer.flush()
+    await rig.writer.sign_head()
+    (rig.mirror / "checkpoint").write_bytes(damage)
+    _, tree = await recovered(rig)
+    again = make_rig(rig.store, rig.mirror, tree)
+    await again.writer.open_mirror()
+    assert check_mirror(rig.mirror) == 300
+
+
+@pytest.mark.parametrize(("signed", "left"), [(20, 15), (300, 255), (300, 256), (600, 20)])
+async def test_a_database_that_lost_entries_is_refused_even_if_no_head_is_left(
+    rig: Rig, signed: int, left: int
+) -> None:
+    leaves = make_leaves(signed)
+    rig.writer.enqueue(leaves)
+    await rig.writer.flush()
+    await rig.writer.sign_head()
+    (rig.mirror / "checkpoint").write_bytes(b"damaged")
+    old = open_log_store(f"sqlite:///{rig.mirror.parent / 'old.db'}")
+    try:
+        await old.append(0, leaves[:left], [compute_entry_keys(leaf) for leaf in leaves[:left]])
         with pytest.raises(LocalError, match="would fork the log"):
             await recovered(make_rig(old, rig.mirror))
     finally:

@@ -10,12 +10,16 @@ from prime_coordinator.settlement.actions import (
     ChainAction,
     CloseRun,
     CreateRun,
+    ExecutePenalty,
     ExecuteSlash,
     JudgeAppeal,
+    JudgePenalty,
     OverturnSlash,
     Payable,
+    PenaltyInLog,
     PoolOnChain,
     PostPayoutRoot,
+    ProposePenalty,
     ProposeSlash,
     RefundSlash,
     RunInLog,
@@ -194,3 +198,49 @@ def test_new_terms_are_announced_and_a_closed_run_closed_when_it_owes_nothing() 
 def test_the_chain_waits_longer_for_a_judgement_than_the_log() -> None:
     assert CHAIN_TERMS.judgementWindow * 1000 > TERMS.appeal_ms + TERMS.judgement_ms
     assert CHAIN_TERMS.appealWindow * 1000 >= TERMS.appeal_ms
+
+
+@pytest.mark.parametrize(
+    ("seen", "can_judge", "now", "action"),
+    [
+        (None, True, NOW, ProposePenalty),
+        (SlashOnChain(SlashPhase.OPEN, NOW + 10, NOW + 90), True, NOW + 9, None),
+        (SlashOnChain(SlashPhase.OPEN, NOW + 10, NOW + 90), False, NOW + 10, ExecutePenalty),
+        (SlashOnChain(SlashPhase.OPEN, NOW + 10, NOW + 90), True, NOW + 90, RefundSlash),
+        (SlashOnChain(SlashPhase.APPEALED, NOW + 10, NOW + 90), True, NOW, JudgePenalty),
+        (SlashOnChain(SlashPhase.APPEALED, NOW + 10, NOW + 90), False, NOW + 89, None),
+        (SlashOnChain(SlashPhase.APPEALED, NOW + 10, NOW + 90), True, NOW + 90, RefundSlash),
+        (SlashOnChain(SlashPhase.EXECUTED, NOW + 10, NOW + 90), True, NOW + 99, None),
+        (SlashOnChain(SlashPhase.REFUNDED, NOW + 10, NOW + 90), True, NOW + 99, None),
+    ],
+)
+def test_a_penalty_is_brought_once_anchored_and_taken_to_its_end(
+    seen: SlashOnChain | None, can_judge: bool, now: int, action: type | None
+) -> None:
+    log = replace(LOG, penalties=(PenaltyInLog(NAME, scored=49, can_judge=can_judge),))
+    chain = replace(CHAIN, slashes={NAME: seen} if seen else {})
+    wanted = [action(RUN, NAME)] if action else []
+    assert due(log, chain, now) == wanted
+
+
+def test_a_penalty_waits_for_its_anchor_and_a_frozen_log_penalises_nobody() -> None:
+    log = replace(LOG, penalties=(PenaltyInLog(NAME, scored=50),))
+    assert due(log) == []
+    anchored = replace(LOG, penalties=(PenaltyInLog(NAME, scored=49),))
+    assert due(anchored, replace(CHAIN, is_frozen=True)) == []
+    opened = replace(CHAIN, is_frozen=True, slashes={NAME: SlashOnChain(SlashPhase.OPEN, NOW + 10, NOW + 90)})
+    assert due(anchored, opened) == [RefundSlash(RUN, NAME)]
+
+
+def test_a_run_is_not_closed_over_an_open_penalty() -> None:
+    log = replace(LOG, is_closed=True, penalties=(PenaltyInLog(NAME, scored=49),))
+    opened = replace(CHAIN, slashes={NAME: SlashOnChain(SlashPhase.OPEN, NOW + 10, NOW + 90)})
+    assert due(log, opened) == []
+    ended = replace(CHAIN, slashes={NAME: SlashOnChain(SlashPhase.EXECUTED, NOW + 10, NOW + 90)})
+    assert due(log, ended) == [CloseRun(RUN)]
+
+
+def test_terms_carry_the_penalty_and_the_bounty() -> None:
+    terms = make_chain_terms(replace(TERMS, validator_slash_nano=TERMS.stake_min_nano, bounty_share=123), CONFIG, 3)
+    assert (terms.validatorSlash, terms.bountyShare) == (3 * TERMS.stake_min_nano, 123)
+    assert terms.slashPerDay == CONFIG.slashes_per_day * terms.validatorSlash

@@ -66,7 +66,7 @@ def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path, world: K
     following.close()
 
 
-def test_an_index_of_other_code_is_made_anew(tmp_path: Path, world: KeyedWorld) -> None:
+def test_an_index_of_another_format_is_made_anew(tmp_path: Path, world: KeyedWorld) -> None:
     mirror(tmp_path / "log", world.leaves)
     following, _ = follower(tmp_path)
     following.advance(1)

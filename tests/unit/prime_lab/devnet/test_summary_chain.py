@@ -3,7 +3,7 @@
 from prime_lab.devnet.recipe import COIN_NANO
 from prime_lab.devnet.summary import NamedEvent, count_open_slashes, describe_events, list_missing_events
 
-A, B = b"a" * 32, b"b" * 32
+A, B, C = b"a" * 32, b"b" * 32, b"c" * 32
 STORY: list[NamedEvent] = [
     ("Deposited", {"amount": 100 * COIN_NANO}),
     ("Anchored", {"size": 5}),
@@ -28,6 +28,17 @@ def test_every_part_of_a_networks_life_is_told() -> None:
     assert "1 executed (50 PRIME), 1 of them after an appeal that failed; 1 given back" in text
     assert "7.00 PRIME promised" in text
     assert len(describe_events([])) == len(describe_events(STORY))
+
+
+def test_penalties_of_validators_are_told_apart_from_slashes() -> None:
+    proposed, executed = ("PenaltyProposed", {"penalty": C}), ("SlashExecuted", {"submission": C, "amount": COIN_NANO})
+    assert count_open_slashes([*STORY, proposed]) == 1
+    assert count_open_slashes([*STORY, proposed, executed]) == 0
+    text = "\n".join(describe_events([*STORY, proposed, executed]))
+    assert "1 executed (50 PRIME)" in text
+    assert "1 penalties of validators proposed, 1 executed (1 PRIME)" in text
+    refunded: list[NamedEvent] = [*STORY[:-2], proposed, ("SlashOverturned", {"submission": C})]
+    assert "no wrong slash was given back by the court" in list(list_missing_events(refunded, cheaters=1))
 
 
 def test_what_did_not_happen_on_the_chain_is_a_failure() -> None:

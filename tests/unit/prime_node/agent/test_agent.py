@@ -5,7 +5,8 @@ from hashlib import sha256
 from random import Random
 from typing import Any, TypeVar
 
-from prime_node.agent.agent import STOP_MS, Agent
+from prime_node.agent.agent import Agent
+from prime_node.agent.control_state import STOP_MS
 from prime_node.agent.events import (
     Audit,
     AuditDone,
@@ -25,6 +26,8 @@ from prime_node.agent.events import (
     HeadCosigned,
     HoldChanged,
     LoadWeights,
+    LogRolledBack,
+    PendingEntry,
     ReplyReceived,
     SavedState,
     SaveState,
@@ -941,3 +944,55 @@ def test_a_short_wait_keeps_the_order() -> None:
     assert runner.agent.list_held() == ()
     runner.wait(3_000)
     assert len(runner.sent(NodeRegistered)) == 1
+
+
+def test_a_suspended_validator_still_gives_the_verdicts_that_it_was_drawn_for() -> None:
+    runner = FakeRunner(VALIDATOR)
+    runner.heartbeat(audits=(task(),), command=NodeCommand.DRAIN)
+    assert [audit.task for audit in runner.pop(Audit)] == [task()]
+    stopped = FakeRunner(VALIDATOR)
+    stopped.heartbeat(audits=(task(),), command=NodeCommand.STOP)
+    assert not stopped.pop(Audit)
+
+
+def test_the_agent_of_a_further_run_leaves_the_registration_to_the_first() -> None:
+    runner = FakeRunner(VALIDATOR, registers=False)
+    runner.wait(2_000)
+    runner.refuse(runner.sent(Heartbeat)[0], "node")
+    assert not runner.sent(NodeRegistered)
+    runner.wait(60_000)
+    assert runner.sent(Heartbeat), "it asks again until the node is registered"
+
+
+# --- A restored coordinator -------------------------------------------------------------------------------------------
+
+
+def test_after_a_restore_a_worker_takes_beacons_and_checkpoints_from_the_restored_log_alone() -> None:
+    runner = FakeRunner().ready()
+    runner.agent.set_head_size(700)
+    runner.heartbeat(weights=weights(1))
+    runner.post(WeightsReady(Step(1), digest("root 1")))
+    resent = PendingEntry(LeaseEnded(lease=4, reason="sent again"), RUN, START_MS + 3_600_000)
+    runner.effects.clear()
+    runner.post(LogRolledBack(402, (resent,)))
+    (beat,) = runner.sent(Heartbeat)
+    assert (beat.message.head_size, beat.message.checkpoint_step) == (402, -1)
+    assert [send.message for send in runner.sent(LeaseEnded)] == [resent.entry]
+    assert runner.state().pending == (resent,)
+    runner.pop(LoadWeights)
+    runner.answer(beat, weights=replace(weights(0), beacon=None))
+    assert [load.weights.step for load in runner.pop(LoadWeights)] == [0], "an older step is no reply from before"
+    runner.post(WeightsReady(Step(0), digest("root 0")))
+    assert runner.sent(LeaseRequest) == [], "the beacon that it had is not of this log"
+
+
+def test_after_a_restore_a_validator_judges_again_what_the_log_has_lost() -> None:
+    runner = FakeRunner(VALIDATOR)
+    runner.heartbeat(audits=(task(),))
+    runner.post(AuditDone(digest("theirs"), FINDING))
+    runner.pop(Audit)
+    runner.heartbeat(audits=(task(),))
+    assert runner.pop(Audit) == []
+    runner.post(LogRolledBack(402, ()))
+    runner.answer(runner.sent(Heartbeat)[0], audits=(task(),))
+    assert len(runner.pop(Audit)) == 1

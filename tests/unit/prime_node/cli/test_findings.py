@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from prime_node.cli.findings import STATES, check_finding, find_obstacle, get_finding_state
+from prime_node.cli.findings import STATES, check_finding, describe_bounty, find_obstacle, get_finding_state
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import Outcome
 
@@ -54,3 +54,8 @@ def test_how_a_finding_ended_is_read_from_the_entries_after_it(
 ) -> None:
     assert get_finding_state(later, is_undecided=is_undecided) == state
     assert STATES[state]
+
+
+def test_a_finder_is_told_where_its_bounty_is() -> None:
+    assert "balance of 0x1" in describe_bounty("0x1", is_on_chain=False)
+    assert "prime-node claim --bounty" in describe_bounty("0x1", is_on_chain=True)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from prime_node.doctor.checklist import CheckGrade, CheckResult, build_checklist, compute_need
+from prime_node.doctor.checklist import CheckGrade, CheckResult, build_checklist, build_run_checklist, compute_need
 from prime_node.doctor.facts import (
     CoordinatorFacts,
     CpuFacts,
@@ -19,6 +19,7 @@ from prime_node.doctor.facts import (
     PortFacts,
     SourceFacts,
 )
+from prime_protocol.constants import PROTOCOL_VERSION
 
 GB = 10**9
 CPU = DeviceFacts(device="cpu", name="", is_good=True, took_ms=5, problem="")
@@ -232,3 +233,15 @@ def test_a_cpu_without_bf16_needs_twice_the_memory_for_weights() -> None:
     narrow, wide = (compute_need("worker", 10 * GB, is_wide=is_wide) for is_wide in (False, True))
     assert wide.memory_bytes - narrow.memory_bytes == 12.5 * GB
     assert narrow.disk_bytes == wide.disk_bytes == 30 * GB
+
+
+def test_each_further_run_adds_what_differs_from_the_first() -> None:
+    assert GOOD.coordinator is not None
+    newer = replace(GOOD.coordinator, run="two", version_min=PROTOCOL_VERSION + 1)
+    lines = build_run_checklist({"one": GOOD, "same": GOOD, "two": replace(GOOD, coordinator=newer)}, "validator")
+    own = build_checklist(GOOD, "validator")
+    assert lines[: len(own)] == own
+    added = lines[len(own) :]
+    assert added
+    assert all(line.what.endswith(", two") for line in added)
+    assert any(line.grade is CheckGrade.MISSING for line in added), "this program is too old for that run"

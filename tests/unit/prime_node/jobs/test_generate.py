@@ -106,7 +106,8 @@ async def test_an_engine_that_keeps_dying_costs_the_lease_and_is_then_held(setup
     event = await setup.generator.generate(wanted(0), ignore)
     assert isinstance(event, GenerationFailed)
     assert "exit code 7" in event.reason
-    assert setup.engine.is_broken
+    assert setup.engine.is_broken(RUN)
+    assert not setup.engine.is_broken("another-run"), "another run may use the engine meanwhile"
     again = await setup.generator.generate(wanted(1), ignore)
     assert isinstance(again, GenerationFailed)
     assert "3 times in a row" in again.reason
@@ -122,7 +123,7 @@ async def test_a_hostile_tokenizer_costs_the_lease_and_neither_the_node_nor_the_
     again = await setup.generator.generate(wanted(1), ignore)
     assert isinstance(again, GenerationFailed)
     assert setup.context.model.tokenizer.pid is None, "it is not tried again at once"
-    assert not setup.engine.is_broken
+    assert not setup.engine.is_broken(RUN)
     setup.context = honest
     assert isinstance(await setup.generator.generate(wanted(2), ignore), Generated)
 

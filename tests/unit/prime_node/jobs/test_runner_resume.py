@@ -5,6 +5,7 @@ lines that keep its promises: a lease stays open until it is answered, and the s
 """
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,7 +28,7 @@ from prime_node.agent.events import (
 )
 from prime_node.agent.outbox import NodeProfile
 from prime_node.config import NodeConfig
-from prime_node.jobs.runner import JobRunner
+from prime_node.jobs.runner import JobRunner, JobTools
 from prime_node.storage.journal import JobState
 from prime_node.storage.saved_state import SavedStateFile
 from prime_protocol.ledger.entries import Role, Submitted
@@ -94,16 +95,16 @@ class Process:
         self.writes = 0
         config = NodeConfig(folder=setup.folder, coordinator="http://127.0.0.1:1", coordinator_id=str(KEY.node))
         config = NodeConfig(**{**vars(config), "run": RUN, "network": NETWORK})
-        swarm: Any = type("NoSwarm", (), {"fetcher": None, "store": None})
+        self.tools = replace(JobTools.open(config, SystemClock()), spool=setup.spool)
         self.job_runner = JobRunner(
             config,
             KEY.node,
-            None,
-            swarm,
-            setup.spool,
+            None,  # type: ignore[arg-type]
+            None,  # type: ignore[arg-type]
+            self.tools,
             post_event=lambda event: None,
             on_appealed=lambda submission: None,
-            clock=SystemClock(),  # type: ignore[arg-type]
+            clock=SystemClock(),
         )
         self.state = SavedStateFile(setup.folder / "memory")
         self.agent = Agent(KEY, PROFILE, Random(0))
@@ -130,7 +131,7 @@ class Process:
     async def run(self) -> None:
         """Until the lease is answered and nothing is on its way."""
         state = self.state.load()
-        self.job_runner.remove_orphan_files(state)
+        self.tools.remove_orphan_files([state])
         now_ms, events = self.setup.clock.now_ms(), [Started(state)]
         for _ in range(200):
             event: Event = events.pop(0) if events else Tick()

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from prime_node.agent.events import Event, SlashReported, StakeMissing
+from prime_node.agent.events import Event, PendingEntry, SlashReported, StakeMissing
 from prime_node.log import public_api as public_log
+from prime_node.log.restores import Restore
 from prime_node.log.submission_tracker import (
     FOLLOW_MS,
     LATE_MS,
@@ -15,8 +16,10 @@ from prime_node.log.submission_tracker import (
     SubmissionTracker,
     compute_missing_stake,
 )
+from prime_node.log.tree_heads import LossNoticed
 from prime_node.storage.journal import JobRecord, JobState, Journal
 from prime_node.storage.saved_state import UploadSpool
+from prime_protocol.constants import LEASE_MS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import AccountStatus, HeartbeatReply, NodeCommand, SubmissionUpdate
@@ -234,3 +237,66 @@ def test_the_evidence_of_a_submission_is_that_of_its_first_rejection() -> None:
     assert public_log.parse_evidence_digest({"rows": [row]}) is None
     bad = {"outcome": "fraudulent", "evidence": str(digest("bundle"))}
     assert public_log.parse_evidence_digest({"rows": [row, bad]}) == Digest(digest("bundle"))
+
+
+# --- A restored coordinator -------------------------------------------------------------------------------------------
+
+
+def note_loss(setup: TrackerSetup, since_ms: int = START_MS) -> list[PendingEntry]:
+    loss = LossNoticed(Restore(size=7, at_ms=START_MS, leaf_hash=digest("leaf")), 9, since_ms)
+    return setup.tracker.list_lost(loss, NETWORK, KEY)
+
+
+def acknowledge(setup: TrackerSetup) -> JobRecord:
+    """A submission that a receipt can be made of again."""
+    record = JobRecord(
+        run=RUN,
+        lease=1,
+        step=3,
+        first_slot=0,
+        slots=1,
+        deadline_ms=START_MS + 60_000,
+        started_ms=START_MS,
+        state=S.PRODUCED,
+        submission=digest("sent"),
+        file=setup.spool.put(b"more rollouts"),
+        checkpoint_root=digest("root"),
+        rollout_root=digest("rows"),
+    )
+    setup.journal.add(record, START_MS)
+    return setup.journal.advance(record, S.RECEIVED, START_MS)
+
+
+def test_what_a_restore_may_have_lost_is_sent_again_with_its_file(setup: TrackerSetup) -> None:
+    assert note_loss(setup) == [], "what was not acknowledged is still being sent"
+    record = acknowledge(setup)
+    (pending,) = note_loss(setup)
+    receipt = pending.entry.receipt
+    assert (receipt.lease, receipt.step, receipt.file_digest) == (1, 3, record.file)
+    assert pending.file == record.file
+    assert note_loss(setup, START_MS + 2 * LEASE_MS_MAX) == [], "the log has it"
+    assert setup.spool.has(receipt.file_digest)
+    setup.spool.remove(receipt.file_digest)
+    assert note_loss(setup)[0].file is None
+
+
+def test_a_lost_submission_is_named_with_the_time_of_the_restore(setup: TrackerSetup) -> None:
+    acknowledge(setup)
+    note_loss(setup)
+    record = setup.journal.get_by_lease(RUN, 1)
+    assert record is not None
+    setup.tracker.record_refused(record, "receipt.lease: 1 is not open")
+    lost = setup.journal.get_by_lease(RUN, 1)
+    assert lost is not None
+    assert (lost.state, lost.is_open) == (S.LOST, False)
+    assert lost.reason == (
+        "lost in a restore of the coordinator at 2027-01-15 08:00:00 UTC; sent again and refused: receipt.lease: 1 is"
+        " not open"
+    )
+    assert note_loss(setup) == [], "it is not sent a third time"
+
+
+def test_a_refused_repeat_without_a_restore_changes_nothing(setup: TrackerSetup) -> None:
+    record = acknowledge(setup)
+    setup.tracker.record_refused(record, "receipt.lease: 1 is not open")
+    assert setup.journal.get_by_lease(RUN, 1) == record

@@ -15,7 +15,7 @@ from prime_node.status.report import P2P_OFF, describe_p2p, draw_shards
 from prime_node.status.status_model import Fact, Tone, make_status_model
 from prime_protocol.errors import LocalError
 from prime_runtime.gossip.config import P2PStatus
-from support.node_report import JOB, JOINING, RELAY, REPORT, TRANSFER, changed
+from support.node_report import JOB, JOINING, RELAY, REPORT, RUN_ROW, TRANSFER, changed
 
 GPU = {"number": 0, "uuid": "GPU-1", "name": "RTX", "problem": "", "is_paused": False}
 
@@ -337,3 +337,25 @@ def test_the_status_says_how_far_the_rules_were_replayed_and_what_was_found() ->
     assert "rules kept; wrong bytes from http://m/log" in lying
     refuted = changed(accusations={"claims": [CLAIM | {"answer": "refuted"}]})
     assert list_alerts(refuted) == list_alerts(REPORT), "this node knows better"
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"status": "closed"}, "it has ended: take it out of the setting `run`"),
+        ({"status": "paused"}, "its operator has paused it"),
+        ({"is_outdated": True}, "too old for the run: pip install --upgrade"),
+        ({"refusal": "run is unknown"}, "refuses this node's messages: run is unknown"),
+        ({"hold": "the engine keeps failing: out of memory"}, "out of memory"),
+        ({"weights_problem": "the disk is full"}, "cannot load weights: the disk is full"),
+        ({"audit_problem": "no family gpt9"}, "no family gpt9. Try: prime-node doctor"),
+        ({"is_suspended": True}, "its audits are suspended"),
+    ],
+)
+def test_a_run_that_cannot_go_on_says_why_beside_one_that_can(row: dict[str, Any], problem: str) -> None:
+    report = REPORT | {"runs": [RUN_ROW, RUN_ROW | {"run": "other"} | row]}
+    (alert,) = list_alerts(report)
+    assert alert.startswith("run other: ")
+    assert problem in alert
+    assert problem in " ".join(render_text(report).split())
+    assert list_alerts(REPORT | {"runs": [RUN_ROW | row]}) == [], "the only run has alerts of its own"

@@ -1,5 +1,6 @@
 """A node's folder: made at the first start, guarded, and enough to start from without flags the next time."""
 
+import json
 import resource
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,6 +16,8 @@ from prime_node.status.local_server import LocalServer
 from prime_node.storage.keys import OpenedKey, open_key
 from prime_node.storage.node_folder import (
     NodeFolder,
+    RunFolder,
+    list_weights_folders,
     lock_folder,
     read_lock,
     read_pins,
@@ -24,7 +27,7 @@ from prime_node.storage.node_folder import (
     save_trainer,
 )
 from prime_protocol.errors import LocalError
-from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.ids import NodeId, RunId
 from prime_runtime.files import write_private_file
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.schema import ConfigError
@@ -37,17 +40,50 @@ def config_of(folder: Path, **changes: Any) -> NodeConfig:
     return NodeConfig(folder=folder, **GIVEN | {"password": Secret("long enough")} | changes)
 
 
-def test_only_a_validator_lists_further_runs_and_they_are_registered_sorted(tmp_path: Path) -> None:
-    config = config_of(tmp_path, run="one", role=NodeRole.VALIDATOR, also_audits=("two", "a-run", "one"))
-    assert config.runs_audited == ("a-run", "one", "two")
+def test_one_setting_names_one_run_or_several_in_their_owners_order(tmp_path: Path) -> None:
+    config = config_of(tmp_path, run="two, one,two", role=NodeRole.VALIDATOR, also_audits=("a-run", "one"))
+    assert config.runs == ("two", "one")
+    assert config.run_id == "two"
+    assert config.runs_audited == ("a-run", "one", "two"), "sorted, as the log wants them"
+    seen = config.for_run(RunId("one"))
+    assert (seen.runs, seen.runs_audited) == (("one",), config.runs_audited), "the registration stays the same"
     assert config_of(tmp_path, run="one").runs_audited == ("one",)
+    assert config_of(tmp_path, run="").runs == ()
+
+
+def test_only_a_validator_names_several_runs_and_not_too_many(tmp_path: Path) -> None:
+    many = tuple(f"run-{n}" for n in range(17))
     for changes, problem in (
-        ({"role": NodeRole.WORKER, "also_audits": ("two",)}, "is for validators"),
-        ({"role": NodeRole.BOTH, "also_audits": ("No Name",)}, "'No Name' is not the name of a run"),
-        ({"role": NodeRole.VALIDATOR, "also_audits": tuple(f"run-{n}" for n in range(16))}, "the most is 15"),
+        ({"run": "one,two"}, "the role is worker; start one node per run"),
+        ({"run": "one,two", "role": NodeRole.BOTH}, "the role is both; start one node per run"),
+        ({"run": "one,,two", "role": NodeRole.VALIDATOR}, "'' is not the name of a run"),
+        ({"run": ",".join(many), "role": NodeRole.VALIDATOR}, "name 17 runs, the most is 16"),
+        ({"run": "one", "role": NodeRole.WORKER, "also_audits": ("two",)}, "is for validators"),
+        ({"run": "one", "role": NodeRole.BOTH, "also_audits": ("No Name",)}, "'No Name' is not the name of a run"),
+        ({"run": "one", "role": NodeRole.VALIDATOR, "also_audits": many[:16]}, "name 17 runs, the most is 16"),
     ):
         with pytest.raises(ConfigError, match=problem):
-            config_of(tmp_path, run="one", **changes)
+            config_of(tmp_path, **changes)
+
+
+def test_each_run_has_its_own_files_and_an_older_folder_keeps_its_own(tmp_path: Path) -> None:
+    old = {"coordinator": "http://c:8440", "run": "two", "trainer": "0x" + "07" * 20}
+    NodeFolder(tmp_path).run.write_text(json.dumps(old))
+    config = config_of(tmp_path, run="one,two", role=NodeRole.VALIDATOR)
+    assert read_trainer(config.for_run(RunId("two"))) == NodeId(b"\x07" * 20)
+    assert read_trainer(config.for_run(RunId("one"))) is None
+    save_pins(config)
+    two, one = RunFolder(config, RunId("two")), RunFolder(config, RunId("one"))
+    assert (two.saved_state, two.weights) == (tmp_path / "state", tmp_path / "weights")
+    assert (one.saved_state, one.weights) == (tmp_path / "runs/one/state", tmp_path / "runs/one/weights")
+    # The owner's order may change, or a run may go: files stay where they are.
+    for names in ("two,one", "one"):
+        save_pins(config_of(tmp_path, run=names, role=NodeRole.VALIDATOR))
+        assert RunFolder(config.for_run(RunId("one")), RunId("one")).saved_state == one.saved_state
+    assert list_weights_folders(config) == (one.weights, two.weights)
+    elsewhere = replace(config, weights=WeightsConfig(folder=tmp_path / "disk"))
+    assert RunFolder(elsewhere, RunId("one")).weights == tmp_path / "disk/runs/one"
+    assert list_weights_folders(elsewhere) == (tmp_path / "disk",), "with all runs below it"
 
 
 def test_a_key_is_drawn_once_and_found_again(tmp_path: Path) -> None:
@@ -112,7 +148,7 @@ def test_the_runs_trainer_is_remembered_and_damage_is_as_good_as_nothing(tmp_pat
     config, trainer = config_of(tmp_path), NodeId(b"\x01" * 20)
     assert read_trainer(config) is None
     save_pins(config)
-    save_trainer(tmp_path, trainer)
+    save_trainer(tmp_path, RunId("demo"), trainer)
     assert read_trainer(config) == trainer
     assert read_trainer(replace(config, run="another")) is None, "another run may have another trainer"
     for damage in ("", "[]", "{}", '{"run": "demo", "trainer": 5}', '{"run": "demo", "trainer": "0x"}'):
@@ -129,7 +165,7 @@ def test_what_was_learnt_of_a_coordinator_holds_for_that_one_only(tmp_path: Path
     assert with_pins(replace(asked, run="another")).run == "another", "what is set counts more"
     elsewhere = replace(asked, coordinator="http://d:8440")
     assert with_pins(elsewhere) == elsewhere
-    save_trainer(tmp_path, NodeId(b"\x01" * 20))
+    save_trainer(tmp_path, RunId("demo"), NodeId(b"\x01" * 20))
     save_pins(config)
     assert read_trainer(config) is not None, "learning the same again forgets nothing"
 
@@ -137,7 +173,7 @@ def test_what_was_learnt_of_a_coordinator_holds_for_that_one_only(tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        ({"run": "No Run"}, "run must be"),
+        ({"run": "No Run"}, "run: 'No Run' is not the name of a run: it must be"),
         ({"network": "Net"}, "network must be"),
         ({"coordinator": "127.0.0.1:8440"}, "coordinator: .* write http"),
         ({"coordinator_id": "0x1"}, "coordinator_id must be"),

@@ -297,7 +297,28 @@ def test_a_closed_run_pays_and_returns_its_pool_when_findings_are_decided(world:
     world.pay_out(0)
 
 
-def test_on_a_chain_the_court_has_the_stake_and_there_is_no_bounty() -> None:
+def test_the_bounty_is_the_finders_owners_and_the_entry_names_it(world: World, forged: Digest) -> None:
+    world.delegate("owner", "eve")
+    world.file_finding("eve", forged)
+    uphold(world, forged)
+    world.propose(forged)
+    world.wait(TERMS.appeal_ms)
+    for thief in (None, world.id("eve"), world.id("coordinator")):
+        with world.refuses("bounty_to"):
+            world.coordinate(e.SlashExecuted(submission=forged, bounty_to=thief))
+    world.execute(forged)
+    assert (world.balance("eve"), world.balance("owner")) == (20 * TOKEN, BOUNTY)
+
+
+def test_a_slash_without_a_finding_pays_nobody_a_bounty(world: World) -> None:
+    name = world.convicted("bob", 40)
+    world.wait(TERMS.appeal_ms)
+    with world.refuses("bounty_to"):
+        world.coordinate(e.SlashExecuted(submission=name, bounty_to=world.id("coordinator")))
+    world.execute(name)
+
+
+def test_on_a_chain_the_court_pays_the_bounty_and_the_bond_is_of_the_log() -> None:
     world = World.started(vesting_ms=DAY_MS, validators=9, domain=ON_CHAIN, slash_to=SlashDestination.POOL, **BARE)
     world.deposit("eve", 2 * FINDING_BOND)
     name = undrawn(world)

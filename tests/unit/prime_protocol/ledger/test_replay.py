@@ -56,6 +56,7 @@ def examples(world: World) -> dict[type, Any]:
         e.Released(node=NODE),
         e.HeadNoted(root=NAME),
         e.SnapshotNoted(size=1, digest=NAME, format=1),
+        e.LogRestored(size=1, root=NAME),
         e.RoundRecorded(round=1, signature=bytes(48), cosignatures=()),
         e.RunCreated(terms=world.terms()),
         e.RunUpdated(terms=world.terms()),

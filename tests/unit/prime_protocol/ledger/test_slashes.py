@@ -251,13 +251,49 @@ def test_a_penalty_takes_no_more_than_there_is() -> None:
     assert world.score(liar, name) == 7
 
 
-def test_on_a_chain_the_log_takes_no_stake_of_validators() -> None:
-    world = World.started(validator_slash_nano=PENALTY, domain=ON_CHAIN)
+@pytest.mark.parametrize("slash_to", list(SlashDestination))
+def test_on_a_chain_a_penalty_leaves_the_books_for_the_court_and_fills_no_pool(slash_to: SlashDestination) -> None:
+    world = start(domain=ON_CHAIN, slash_to=slash_to)
     name = world.submit(world.lease("ann"))
     liar = world.judge(name, FRAUDULENT, ACCEPT, ACCEPT)[0]
     world.agree(name, ACCEPT)
     world.settle(name)
-    assert world.score(liar, name) == 0
+    pool_nano, withdrawn_nano = world.state.funds.pools[RUN], world.state.funds.withdrawn_nano
+    assert world.score(liar, name) == PENALTY
+    assert world.stake_of(liar) == STAKE - PENALTY
+    assert (world.state.funds.pools[RUN], world.run.forfeited_nano) == (pool_nano, 0)
+    gone = {SlashDestination.BURN: (PENALTY, 0), SlashDestination.POOL: (0, PENALTY)}[slash_to]
+    assert (world.state.funds.burned_nano, world.state.funds.withdrawn_nano - withdrawn_nano) == gone
+    assert world.state.funds.is_conserved()
+
+
+def test_on_a_chain_an_inspection_costs_stake_by_the_entry_that_the_court_reads_and_once() -> None:
+    world = start(domain=ON_CHAIN)
+    name = world.settled("ann", ACCEPT)
+    unread, *others = world.readers(name)
+    with world.refuses("validator"):
+        world.score(unread, name)
+    world.inspect(name, unread)
+    assert (world.stake_of(unread), world.state.nodes[world.id(unread)].faults) == (STAKE, 1)
+    with world.refuses("penalty_nano"):
+        world.coordinate(e.ValidatorScored(validator=world.id(unread), submission=name, penalty_nano=PENALTY + 1))
+    assert world.score(unread, name) == PENALTY
+    assert (world.stake_of(unread), world.state.nodes[world.id(unread)].faults) == (STAKE - PENALTY, 1)
+    for validator in (unread, others[0]):
+        with world.refuses("validator"):
+            world.score(validator, name)
+
+
+def test_on_a_chain_a_validator_that_is_refuted_twice_over_a_file_pays_once() -> None:
+    world = start(domain=ON_CHAIN)
+    name = world.submit(world.lease("ann"))
+    liar = world.judge(name, FRAUDULENT, ACCEPT, ACCEPT)[0]
+    world.agree(name, ACCEPT)
+    world.settle(name)
+    world.inspect(name, liar)
+    assert world.score(liar, name) == PENALTY
+    assert world.score(liar, name) == 0, "its verdict is scored too"
+    assert (world.stake_of(liar), world.state.nodes[world.id(liar)].faults) == (STAKE - PENALTY, 2)
 
 
 def test_a_verdict_without_reading_costs_stake() -> None:

@@ -9,9 +9,10 @@ from typing import Any
 import msgpack
 import pytest
 
+from prime_protocol.constants import RESTORE_GAP
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import snapshot
-from prime_protocol.ledger.entries import Outcome, SnapshotNoted
+from prime_protocol.ledger.entries import LogRestored, Outcome, SnapshotNoted
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.replay import Ledger, decode_entry, replay, verify_leaf
 from prime_protocol.ledger.snapshot import compute_snapshot_digest, decode_snapshot, encode_snapshot
@@ -159,6 +160,18 @@ def test_a_noted_snapshot_covers_more_than_the_last_and_no_more_than_there_is() 
             world.coordinate(SnapshotNoted(size=wrong, digest=digest("state"), format=1))
     world.coordinate(SnapshotNoted(size=size + 1, digest=digest("state"), format=2))
     assert world.state.snapshot_size == size + 1
+
+
+def test_a_restored_log_names_all_entries_before_it_and_leaves_out_the_leases_that_may_be_lost() -> None:
+    world = World.started()
+    size, root, number = world.state.size, world.state.frontier.root(), world.run.lease_next
+    for wrong in (LogRestored(size=size - 1, root=root), LogRestored(size=size, root=digest("another log"))):
+        with world.refuses("size"):
+            world.coordinate(wrong)
+    assert (world.state.restores, world.state.restored_size) == (0, 0)
+    world.coordinate(LogRestored(size=size, root=root))
+    assert (world.state.restores, world.state.restored_size) == (1, size)
+    assert world.run.lease_next == number + RESTORE_GAP
 
 
 # --- Signatures that need no state ----------------------------------------------------------------------------------

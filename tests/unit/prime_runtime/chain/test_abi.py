@@ -46,5 +46,5 @@ def test_a_list_of_structs_and_several_values_come_as_such() -> None:
     unbondings = list_functions(load("StakeVault")["abi"])["unbondingsOf"]
     raw = encode([get_abi_type(unbondings.outputs[0])], [[(7, 8), (9, 10)]])
     assert unbondings.decode(CODEC, raw) == [{"amount": 7, "maturesAt": 8}, {"amount": 9, "maturesAt": 10}]
-    standing = list_functions(load("RunRegistry")["abi"])["standingOf"]
-    assert standing.decode(CODEC, encode(["uint8", "uint48", "uint48"], [1, 2, 3])) == (1, 2, 3)
+    status = list_functions(load("RunRegistry")["abi"])["statusOf"]
+    assert status.decode(CODEC, encode(["uint8", "uint48", "uint48"], [1, 2, 3])) == (1, 2, 3)
