@@ -8,7 +8,7 @@ export PYTHONPATH := $(CURDIR)/tests
 unexport PYTHONDONTWRITEBYTECODE
 KERNELS = $(wildcard protocol/prime_protocol/native/*.[ch] node/prime_node/engine/native/*.[ch])
 
-.PHONY: help demo test check house sim fuzz story contracts chaos soak bench bench-smoke oracle clean attacks
+.PHONY: help demo test check freeze house sim fuzz story contracts chaos soak bench bench-smoke oracle clean attacks
 
 help:  ## this list
 	@grep -E '^[a-z-]+:.*##' Makefile | sed -E 's/:.*## /\t/'
@@ -26,6 +26,9 @@ check: $(READY)  ## format, lint, types, import rules, house style
 	.venv/bin/mypy
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/python -m pytest -q tests/test_tidy.py
+
+freeze: $(READY)  ## write the frozen logs of this release, which every later one must replay: tests/vectors/logs
+	PYTHONPATH=tests:. .venv/bin/python tools/freeze_log.py
 
 house: $(READY)  ## count files, folders, words, names used twice and dead code against their limits
 	.venv/bin/python tools/house.py

@@ -63,6 +63,7 @@ from prime_protocol.ledger.entries import (
     LeaseEnded,
     NodeRegistered,
     RulingGiven,
+    SubmissionsListed,
     Submitted,
     VerdictCommitted,
     VerdictGiven,
@@ -106,6 +107,7 @@ LOGGED_ONCE = (
     Inspected,
     LeaseEnded,
     RulingGiven,
+    SubmissionsListed,
     Submitted,
     VerdictCommitted,
     VerdictGiven,
@@ -268,7 +270,7 @@ class CoordinatorServer:
         return facts
 
     async def get_run_facts(self, caller: Caller, wanted: RunRequest) -> RunReply:
-        facts = self.core.get_run_facts(get_run(caller), wanted)
+        facts = self.core.get_run_facts(get_run(caller), wanted, self._clock.now_ms())
         await self.commit()
         return facts
 

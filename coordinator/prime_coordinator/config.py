@@ -18,8 +18,12 @@ from prime_protocol.constants import (
     BASIS_POINTS,
     DRAW_MARGIN_MS,
     DRAW_MARGIN_MS_MAX,
+    PROTOCOL_VERSION,
+    PROTOCOL_VERSION_MIN,
     RANDOMNESS_PERIOD_S_MAX,
     ROLLOUT_FILE_BYTES_MAX,
+    RULES_NOTICE_MS,
+    RULES_NOTICE_MS_MAX,
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.ids import DEFAULT_TICKER, NetworkId, RunId, Ticker
@@ -138,6 +142,10 @@ class CoordinatorConfig:
     """Time between two rounds of an own chain, in seconds."""
     draw_margin_ms: Annotated[int, Between(0, DRAW_MARGIN_MS_MAX)] = DRAW_MARGIN_MS
     """Least time between a noted tree head and the round that is drawn from: validators cosign the head meanwhile."""
+    rules: Annotated[int, Between(PROTOCOL_VERSION_MIN, PROTOCOL_VERSION)] = PROTOCOL_VERSION
+    """Version of the rules that the log begins with."""
+    rules_notice_ms: Annotated[int, Between(0, RULES_NOTICE_MS_MAX)] = RULES_NOTICE_MS
+    """Least time between the announcement of other rules and their start; fixed when the network is created."""
     inspect_share: Annotated[int, Between(0, BASIS_POINTS)] = INSPECT_SHARE
     """Share of settled submissions that a run's inspectors read again, in basis points: 1000 is 10 %."""
     password: Secret | None = None

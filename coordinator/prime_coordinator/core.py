@@ -33,7 +33,7 @@ from prime_coordinator.scheduling.eligibility import (
 )
 from prime_coordinator.scheduling.leases import LeaseScheduler, refuse_lease
 from prime_coordinator.updates import SubmissionUpdates
-from prime_protocol.constants import AUDITS_LISTED_MAX
+from prime_protocol.constants import AUDITS_LISTED_MAX, PROTOCOL_VERSION
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import (
     Appealed,
@@ -47,6 +47,7 @@ from prime_protocol.ledger.entries import (
     NodeStatus,
     NodeStatusSet,
     Outcome,
+    RulesChanged,
     RulingGiven,
     Submitted,
     VerdictCommitted,
@@ -55,6 +56,7 @@ from prime_protocol.ledger.entries import (
 from prime_protocol.ledger.limits import is_free
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.ledger.state import LeaseState, LedgerState, NodeState, RunState
+from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.envelope import Payload
 from prime_protocol.wire.ids import NodeId, RunId, Step
 from prime_protocol.wire.messages import (
@@ -86,6 +88,22 @@ def _get_command(known: NodeState, suspended: str | None) -> NodeCommand:
     """What a node is told in one run, where `suspended` says why it is out, if it is."""
     is_suspended = suspended is not None and known.status is NodeStatus.ACTIVE
     return NodeCommand.DRAIN if is_suspended else COMMANDS[known.status]
+
+
+def get_rules_change(state: LedgerState, now_ms: int) -> RulesChanged | None:
+    """The change of the log's rules that is announced and not in force yet."""
+    plan = state.rules
+    if not plan.is_pending(now_ms):
+        return None
+    return RulesChanged(rules=plan.after, from_ms=plan.from_ms, release=plan.release)
+
+
+def get_version_demand(state: LedgerState, terms: RunTerms, version: int, now_ms: int) -> tuple[int, int]:
+    """The lowest version that may work now, and when it rises above this one (0: that is not planned)."""
+    lowest = state.get_version_min(terms, now_ms)
+    planned = [(terms.version_next, terms.upgrade_by_ms), (state.rules.after, state.rules.from_ms)]
+    dates = [from_ms for demanded, from_ms in planned if version < demanded and now_ms < from_ms]
+    return lowest, min(dates, default=0)
 
 
 class Core:
@@ -144,7 +162,7 @@ class Core:
         self.suspensions.resume_if_expired(run, node, now_ms)
         if heartbeat.cosigned is not None:
             self.witnesses.record(node, heartbeat.cosigned)
-        is_behind = known.version < terms.version_next and now_ms < terms.upgrade_by_ms
+        version_min, upgrade_by_ms = get_version_demand(state, terms, known.version, now_ms)
         return HeartbeatReply(
             now_ms=now_ms,
             next_heartbeat_ms=self._intervals.heartbeat_ms,
@@ -159,8 +177,9 @@ class Core:
             reveals=self.audits.list_reveals(node, run, now_ms),
             run_status=run_state.status,
             command=_get_command(known, run_state.suspended.get(node)),
-            version_min=terms.get_version_min(now_ms),
-            upgrade_by_ms=terms.upgrade_by_ms if is_behind else 0,
+            version_min=version_min,
+            upgrade_by_ms=upgrade_by_ms,
+            rules_change=get_rules_change(state, now_ms),
             account=self._get_account(node, run, now_ms),
             updates=self.updates.take_updates(run, node, heartbeat.updates_seen),
         )
@@ -214,6 +233,8 @@ class Core:
     def append_operator_entry(self, entry: Any, run: RunId | None, now_ms: int) -> EntryReply:
         """Append an entry for the operator; RemoteError if a rule refuses it."""
         assert isinstance(entry, OPERATOR_ENTRIES), f"{type(entry).__name__} is not an operator entry"
+        if isinstance(entry, RulesChanged) and entry.rules > PROTOCOL_VERSION:
+            raise RemoteError("rules", f"is {entry.rules}, this coordinator knows up to {PROTOCOL_VERSION}: upgrade it")
         logged = self.entry_writer.append_requested(entry, run, self._log_time(now_ms))
         if isinstance(entry, NodeStatusSet) and entry.status is NodeStatus.BANNED:
             self.leases.mark_leases_suspect(entry.node)
@@ -346,7 +367,7 @@ class Core:
             activity=presence.activity if presence else NodeActivity.IDLE,
             wait_ms=self.backoff.wait_ms(node, now_ms),
             is_measured=self.leases.throughput.is_measured(node),
-            now_ms=now_ms,
+            version_min=state.get_version_min(self._run(run).terms, now_ms),
             record=self._run(run).get_record(node),
             is_suspended=node in self._run(run).suspended,
         )
@@ -366,13 +387,14 @@ class Core:
             fraudulent=known.settled[Outcome.FRAUDULENT],
         )
 
-    def get_run_facts(self, name: RunId, wanted: RunRequest) -> RunReply:
+    def get_run_facts(self, name: RunId, wanted: RunRequest, now_ms: int) -> RunReply:
         """The terms and progress of a run, and what was accepted since the trainer last asked."""
         run = self._run(name)
         step = run.steps.get(Step(run.latest))
         return RunReply(
             status=run.status,
             terms=run.terms,
+            rules=self.state.rules.get_version(self._log_time(now_ms)),
             latest_step=run.latest,
             is_exhausted=step is not None and len(step.credited) >= step.terms.slots_per_step,
             accepted=self.updates.list_accepted(name, wanted.after),

@@ -11,7 +11,8 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import Entry, LogRecord
 from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, Ledger
 from prime_protocol.ledger.state import LedgerState
-from prime_protocol.wire.codec import decode, encode
+from prime_protocol.ledger.versions.upgrades import choose_version, encode_form
+from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import Payload, seal_envelope
 from prime_protocol.wire.ids import RunId
 from prime_protocol.wire.messages import EntryReply
@@ -45,15 +46,18 @@ class EntryWriter:
         """Sign and append an entry on request; RemoteError if a rule refuses it."""
         assert (run is None) == (ENTRY_RULES[type(entry)].scope is EntryScope.NETWORK)
         author = key or self._key
+        rules = self.state.rules.get_version(max(now_ms, self.state.at_ms))
+        version = choose_version(type(entry), rules)
         frame = seal_envelope(
             author,
             kind=type(entry).__name__,
-            body=encode(entry),
+            body=encode_form(entry, version),
             network=self.ledger.network,
             run=run,
             sequence=self.state.sequences.get(author.node, -1) + 1,
             issued_at_ms=max(now_ms, self.state.at_ms),
             life_ms=ENVELOPE_LIFE_MS_MAX,
+            version=version,
         )
         # We have just signed it: there is no signature to verify.
         logged = self.append_received(decode(Payload, frame[SIGNATURE_BYTES:]), frame, now_ms)

@@ -229,6 +229,8 @@ def make_entry_zero(
         randomness=chain,
         draw_margin_ms=config.draw_margin_ms,
         ticker=Ticker(config.ticker),
+        rules=config.rules,
+        rules_notice_ms=config.rules_notice_ms,
     )
     writer.append_own(entry, None, now_ms)
     (leaf,) = writer.drain()

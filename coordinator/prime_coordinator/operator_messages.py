@@ -6,14 +6,22 @@ Apart from the endpoints in admin/operator_api.py, so that a command does not im
 from dataclasses import dataclass
 from typing import Any
 
-from prime_protocol.ledger.entries import Deposited, NodeStatusSet, RunCreated, RunFunded, RunStatusSet, RunUpdated
+from prime_protocol.ledger.entries import (
+    Deposited,
+    NodeStatusSet,
+    RulesChanged,
+    RunCreated,
+    RunFunded,
+    RunStatusSet,
+    RunUpdated,
+)
 from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.messages import EntryReply
 from prime_protocol.wire.rpc import Endpoint
 
 PREFIX = "operator."
-OPERATOR_ENTRIES = (Deposited, NodeStatusSet, RunCreated, RunFunded, RunStatusSet, RunUpdated)
+OPERATOR_ENTRIES = (Deposited, NodeStatusSet, RulesChanged, RunCreated, RunFunded, RunStatusSet, RunUpdated)
 """Entries that the operator requests. The coordinator appends all its other entries by itself, when they are due. A run
 is funded from the coordinator's own balance, as any account may do."""
 

@@ -23,6 +23,7 @@ from prime_protocol.ledger.entries import (
     SlashExecuted,
     SlashOverturned,
     SlashProposed,
+    SubmissionsListed,
     Submitted,
     VerdictGiven,
 )
@@ -105,7 +106,7 @@ class SubmissionUpdates:
                 # A dismissed finding makes an audited submission of one that was not drawn.
                 self._update(run, name)
                 self._add_credited(run, name)
-            case CheckpointPublished():
+            case CheckpointPublished() | SubmissionsListed():
                 self._accepted[run] = {
                     name: number for name, number in self._accepted.get(run, {}).items() if self._is_open(run, name)
                 }

@@ -52,7 +52,7 @@ from prime_node.storage.saved_state import SavedStateFile
 from prime_node.swarm import Swarm
 from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.errors import LocalError
-from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted, RunStatus
+from prime_protocol.ledger.entries import LeaseEnded, LeaseGranted, RulesChanged, RunStatus
 from prime_protocol.log.tree_head import derive_witness_key
 from prime_protocol.wire.ids import Digest, RunId
 from prime_protocol.wire.messages import (
@@ -85,6 +85,8 @@ class WorkStatus:
     """When the run starts to require a newer protocol version; 0 where nothing is planned."""
     is_outdated: bool = False
     """The run already requires a newer protocol version."""
+    rules_change: RulesChanged | None = None
+    """Other rules of the log, announced and not in force yet."""
     idle_reason: str = ""
     """Why the last lease request brought no lease."""
     leases_done: int = 0
@@ -99,6 +101,7 @@ class WorkStatus:
             case Heartbeat(), ReplyReceived(reply=HeartbeatReply() as reply):
                 self.upgrade_by_ms, self.heartbeat_refusal = reply.upgrade_by_ms, None
                 self.is_outdated = reply.version_min > PROTOCOL_VERSION
+                self.rules_change = reply.rules_change
                 self.run_status = reply.run_status
             case Heartbeat(), SendRefused(refusal=refusal):
                 self.heartbeat_refusal = refusal

@@ -6,8 +6,28 @@ Nothing is computed here but relations between the numbers, which are asserted a
 
 # --- Versions -------------------------------------------------------------------------------------------------------
 
-PROTOCOL_VERSION = 1
-"""Spoken by this package. A run names the lowest one it accepts."""
+PROTOCOL_VERSION = 2
+"""Newest version that this package speaks: of messages, of entries and of the log's rules. A run names the lowest one
+it accepts. docs/decisions/0015-versioned-rules.md says what each version brings."""
+
+PROTOCOL_VERSION_MIN = 1
+"""Oldest version whose messages and entries this package reads. It never rises: old logs stay readable."""
+
+RULES_VERSION_MAX = 2**16
+"""Highest version of the rules that an entry may name."""
+
+RULES_NOTICE_MS = 14 * 24 * 3_600_000
+"""Least time between the announcement of new rules and their start: two weekends for a contributor to upgrade."""
+
+RULES_NOTICE_MS_MAX = 366 * 24 * 3_600_000
+"""Longest notice that a network can fix for itself, and most time before an announced change starts: longer ones would
+keep every other change waiting."""
+
+RELEASE_CHARS_MAX = 32
+"""Longest name of a release, as in `1.12.0rc1`."""
+
+assert PROTOCOL_VERSION_MIN <= PROTOCOL_VERSION < RULES_VERSION_MAX
+assert RULES_NOTICE_MS < RULES_NOTICE_MS_MAX
 
 # --- Identity -------------------------------------------------------------------------------------------------------
 
@@ -618,7 +638,12 @@ RETENTION_MS_MAX = 10 * 366 * 24 * 3_600_000
 """Longest time that terms can demand for a file: ten years. A term that is never reached would fill every disk."""
 
 LINEAGE_MAX = 1500
-"""Most submissions named by one checkpoint: 1,500 digests are 51 kB, and an entry may have 65,535 bytes."""
+"""Most submissions named by one entry: 1,500 digests are 51 kB, and an entry may have 65,535 bytes. Under rules 1 also
+the most that one checkpoint is trained on."""
+
+LINEAGE_PAUSE_MS = 600_000
+"""Least time before a trainer may begin the list of a step again. It does so when it lost the checkpoint and trains the
+step anew, which takes longer; a part is 51 kB of log."""
 
 SETTLED_MAX = 512
 """Most submissions that one entry settles. In a tick of a second 10,000 workers submit about 170."""

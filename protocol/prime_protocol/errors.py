@@ -4,6 +4,12 @@ There is no third class. A bug of ours is an AssertionError. It is not caught; t
 """
 
 
+def explain_version(found: object, known: int) -> str:
+    """What is wrong with a version that this program does not read."""
+    is_newer = isinstance(found, int) and found > known
+    return f"is {found!s:.20}, this program reads {known}" + (": upgrade prime-swarm" if is_newer else "")
+
+
 class LocalError(Exception):
     """Something on this side cannot go on: a setting, a file, a missing tool. The text says what to do."""
 

@@ -8,10 +8,9 @@ from typing import Any
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.ledger.entry_index import decode_leaf
-from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.ledger.replay import decode_entry
 from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
 from prime_protocol.log.tree_head import VerifierKey, open_tree_head
-from prime_protocol.wire.codec import decode
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.typed_data import compute_receipt_id
 
@@ -35,7 +34,7 @@ def read(leaves: Iterable[bytes]) -> Told:
     told = Told()
     for leaf in leaves:
         _, letter = decode_leaf(leaf)
-        take(told, decode(ENTRY_TYPES[letter.kind], letter.body))
+        take(told, decode_entry(letter))
     return told
 
 

@@ -44,6 +44,8 @@ MESSAGES: list[Any] = [
         root=Digest(b"r" * 32),
         manifest=Digest(b"m" * 32),
         trained_on=tuple(Digest(bytes([n]) * 32) for n in range(20)),
+        trained_on_root=Digest(b"t" * 32),
+        trained_on_count=20,
     ),
     Delegated(
         delegation=Delegation(

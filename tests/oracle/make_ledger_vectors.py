@@ -12,11 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from prime_protocol.constants import RULES_NOTICE_MS
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.ledger.rewards import compute_refund_nano
+from prime_protocol.ledger.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
 from prime_protocol.ledger.terms import SlashDestination
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
+from prime_protocol.wire.ids import Step
 from support.ledger_network import BOND, DAY_MS, NETWORK, ON_CHAIN, PENALTY, RUN, SLASH, TERMS, TOKEN, World, digest
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "ledger.json"
@@ -25,8 +29,8 @@ ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULEN
 
 def tell() -> World:
     """An honest step, a failed lease, a slashed cheater, an upheld appeal, an invalid file, two disputes, two findings,
-    a file that is not audited, new keys, and the end."""
-    world = World.started(validator_slash_nano=PENALTY, stake_min_nano=SLASH)
+    a file that is not audited, new keys, other rules, and the end."""
+    world = World.started(rules=1, validator_slash_nano=PENALTY, stake_min_nano=SLASH)
     world.join("key", Role.WORKER, owner="owner")
     good = world.settled("key", ACCEPT, 0, 2)
     world.write("ann", e.LeaseEnded(lease=world.lease("ann", 2), reason="out of memory"))
@@ -59,7 +63,7 @@ def tell() -> World:
     world.coordinate(e.RunUpdated(terms=changed))
     world.publish(good)
     world.measure(1, held_out=0.25, reward=0.125)
-    world.coordinate(e.SnapshotNoted(size=world.state.size, digest=digest("the state"), format=1))
+    world.coordinate(note_snapshot(world))
     world.coordinate(e.LogRestored(size=world.state.size, root=world.state.frontier.root()))
     world.pay_out(0)
     world.appeal("ann", wronged)
@@ -72,6 +76,7 @@ def tell() -> World:
     world.coordinate(e.NodeStatusSet(node=world.id("bob"), status=NodeStatus.BANNED, reason="cheated"))
     world.settled("key", ACCEPT)
     tell_findings(world)
+    tell_rules(world)
     world.coordinate(e.RunUpdated(terms=replace(world.run.terms, audit_probation=0)))
     world.publish()
     world.not_drawn("key")
@@ -79,7 +84,7 @@ def tell() -> World:
     world.rotate_coordinator("the next coordinator")
     world.set_run(RunStatus.CLOSED)
     world.pay_out(1)
-    world.pay_out(2)
+    world.pay_out(3)
     world.write("sponsor", e.PoolReturned(amount_nano=world.state.funds.pools[RUN]))
     world.write("owner", e.DelegationRevoked(node=world.id("key")))
     world.write("owner", e.Unbonded(node=world.id("key"), amount_nano=BOND))
@@ -87,6 +92,11 @@ def tell() -> World:
     world.write("owner", e.Released(node=world.id("key")))
     world.write("owner", e.Withdrawn(amount_nano=world.balance("owner")))
     return world
+
+
+def note_snapshot(world: World) -> e.SnapshotNoted:
+    state = encode_snapshot(NETWORK, world.state)
+    return e.SnapshotNoted(size=world.state.size, digest=compute_snapshot_digest(state), format=SNAPSHOT_FORMAT)
 
 
 def tell_findings(world: World) -> None:
@@ -100,6 +110,19 @@ def tell_findings(world: World) -> None:
     world.propose(forged)
     world.wait(TERMS.appeal_ms)
     world.execute(forged)
+
+
+def tell_rules(world: World) -> None:
+    """The rules change, and a list of submissions comes in two parts."""
+    world.announce_rules(2)
+    world.wait(RULES_NOTICE_MS)
+    names = [world.settled("key", ACCEPT, slot) for slot in (5, 6)]
+    (first, second), step = sorted(names), Step(world.run.latest + 1)
+    world.write("trainer", e.SubmissionsListed(step=step, first=0, submissions=(first,)))
+    root, manifest = digest(f"weights {step}"), digest(f"manifest {step}")
+    _, whole = make_checkpoint_entries(names, step=step, root=root, manifest=manifest)
+    world.write("trainer", replace(whole, trained_on=(second,)))
+    world.note_head()
 
 
 def tell_on_chain() -> World:
@@ -127,6 +150,7 @@ def summarise(ledger: Ledger) -> dict[str, Any]:
         "entries": state.size,
         "root": str(state.frontier.root()),
         "at_ms": state.at_ms,
+        "rules": state.rules.get_version(state.at_ms),
         "deposited_nano": books.deposited_nano,
         "withdrawn_nano": books.withdrawn_nano,
         "burned_nano": books.burned_nano,
@@ -143,6 +167,7 @@ def summarise(ledger: Ledger) -> dict[str, Any]:
                 "settled": {outcome.value: node.settled[outcome] for outcome in Outcome},
                 "streak": run.get_record(name).streak,
                 "faults": node.faults,
+                "earned_nano": node.earned_nano,
             }
             for name, node in sorted(state.nodes.items())
         },

@@ -13,6 +13,7 @@ from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.randomness_chain import sign_round
 from prime_protocol.ledger.replay import replay
 from prime_protocol.ledger.state import LedgerState, RunState, SubmissionState
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
@@ -158,7 +159,7 @@ class Scene:
     def publish(self, *trained_on: Digest) -> None:
         step = Step(self.run.latest + 1)
         root, manifest = digest(f"weights {step}"), digest(f"manifest {step}")
-        entry = e.CheckpointPublished(step=step, root=root, manifest=manifest, trained_on=trained_on)
+        entry = make_checkpoint_entries(trained_on, step=step, root=root, manifest=manifest)[1]
         self.send("trainer", entry)
         self.tick(SECOND_MS)
 

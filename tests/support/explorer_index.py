@@ -9,12 +9,10 @@ from prime_explorer.index.fold import LogFold
 from prime_explorer.index.follower import LogFollower
 from prime_explorer.index.schema import TABLES
 from prime_explorer.index.store import IndexWriter, ReadTransaction
-from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, sign_tree_head
-from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
-from support.ledger_network import DAY_MS, NETWORK, RANDOMNESS, World
+from support.ledger_network import NETWORK, World
 from support.log_store import LOG_KEY, VERIFIER
 from support.mirrors import write_mirror
 
@@ -22,9 +20,9 @@ from support.mirrors import write_mirror
 class KeyedWorld(World):
     """Its first entry names the key that signs its heads."""
 
-    def create_network(self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED_DOMAIN) -> None:
-        at = {"chain_id": domain.chain_id, "contract": domain.contract}
-        self.coordinate(e.NetworkCreated(log_key=str(VERIFIER), **at, unbonding_ms=unbonding_ms, **RANDOMNESS))
+    def __init__(self) -> None:
+        super().__init__()
+        self.log_key = str(VERIFIER)
 
     @classmethod
     def begun(cls, *, workers: Sequence[str] = ("ann", "bob"), validators: int = 9, **terms: Any) -> "KeyedWorld":

@@ -15,6 +15,7 @@ from typing import Any
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
+from prime_protocol.constants import PROTOCOL_VERSION, RULES_NOTICE_MS
 from prime_protocol.errors import RemoteError
 from prime_protocol.keys.rotation import make_coordinator_rotation, make_log_key_rotation
 from prime_protocol.ledger import entries as e
@@ -27,6 +28,8 @@ from prime_protocol.ledger.rewards import compute_submission_units, find_uncredi
 from prime_protocol.ledger.slashes import compute_penalty_nano
 from prime_protocol.ledger.state import LedgerState, RunState, SubmissionState
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
+from prime_protocol.ledger.versions.upgrades import choose_version, encode_form
 from prime_protocol.log.tree_head import (
     ORIGIN_PREFIX,
     TreeHead,
@@ -172,20 +175,26 @@ class World:
         workers: Sequence[str] = ("ann", "bob"),
         validators: int = 9,
         domain: Domain = EMBEDDED_DOMAIN,
+        rules: int = PROTOCOL_VERSION,
         **terms: Any,
     ) -> "World":
         """A funded run with staked workers and validators and its first checkpoint, ready to lease."""
-        plan = repr((workers, validators, domain, sorted(terms.items())))
+        plan = repr((workers, validators, domain, rules, sorted(terms.items())))
         if plan not in STARTED:
-            STARTED[plan] = cls._start(workers, validators, terms, domain)
+            STARTED[plan] = cls._start(workers, validators, terms, domain, rules)
         return STARTED[plan].fork()
 
     @classmethod
     def _start(
-        cls, workers: Sequence[str], validators: int, terms: dict[str, Any], domain: Domain = EMBEDDED_DOMAIN
+        cls,
+        workers: Sequence[str],
+        validators: int,
+        terms: dict[str, Any],
+        domain: Domain = EMBEDDED_DOMAIN,
+        rules: int = PROTOCOL_VERSION,
     ) -> "World":
         world = cls()
-        world.create_network(domain=domain)
+        world.create_network(domain=domain, rules=rules)
         for name in workers:
             world.join(name, Role.WORKER)
         for name in VALIDATORS[:validators]:
@@ -250,9 +259,12 @@ class World:
         self.sequences[author] += 1
         if run == "as the rule says":
             run = self.run_name if ENTRY_RULES[type(entry)].scope is EntryScope.RUN else None
+        rules = self.state.rules.get_version(self.now_ms) if self.state.size else PROTOCOL_VERSION
+        version = choose_version(type(entry), rules)
         honest: dict[str, Any] = {
+            "version": version,
             "kind": type(entry).__name__,
-            "body": encode(entry),
+            "body": encode_form(entry, letter.get("version", version)),
             "network": NETWORK,
             "run": run,
             "sequence": self.sequences[author],
@@ -287,10 +299,19 @@ class World:
 
     # --- The network ------------------------------------------------------------------------------------------------
 
-    def create_network(self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED_DOMAIN) -> None:
-        at = {"chain_id": domain.chain_id, "contract": domain.contract}
-        key = str(verifier(self.log_key_name))
-        self.coordinate(e.NetworkCreated(log_key=key, **at, unbonding_ms=unbonding_ms, **RANDOMNESS))
+    def create_network(
+        self, unbonding_ms: int = 7 * DAY_MS, domain: Domain = EMBEDDED_DOMAIN, rules: int = PROTOCOL_VERSION
+    ) -> None:
+        facts = {
+            "chain_id": domain.chain_id,
+            "contract": domain.contract,
+            "rules": rules,
+            "log_key": str(verifier(self.log_key_name)),
+        }
+        self.coordinate(e.NetworkCreated(**facts, unbonding_ms=unbonding_ms, **RANDOMNESS))
+
+    def announce_rules(self, rules: int, wait_ms: int = RULES_NOTICE_MS) -> None:
+        self.coordinate(e.RulesChanged(rules=rules, from_ms=self.now_ms + wait_ms, release=f"0.{rules}.0"))
 
     def deposit(self, name: str, amount_nano: int, run: RunId | None = None) -> None:
         self.take_in(self.id(name), amount_nano, run)
@@ -361,7 +382,9 @@ class World:
         """The next checkpoint, and a head for its beacon."""
         step = Step(self.run.latest + 1)
         root, manifest = digest(f"weights {step}"), digest(f"manifest {step}")
-        self.write("trainer", e.CheckpointPublished(step=step, root=root, manifest=manifest, trained_on=trained_on))
+        parts, checkpoint = make_checkpoint_entries(trained_on, step=step, root=root, manifest=manifest)
+        for entry in (*parts, checkpoint):
+            self.write("trainer", entry)
         self.note_head()
 
     def measure(self, step: int, **metrics: float) -> None:

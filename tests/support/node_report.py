@@ -86,6 +86,7 @@ REPORT: dict[str, Any] = {
         "answered_ms_ago": 400,
         "activity": "working",
         "upgrade_by_ms": 0,
+        "rules_change": None,
         "is_outdated": False,
         "refusal": "",
         "held": [],

@@ -169,6 +169,7 @@ def _derive_settings(verified: VerifiedLog, folder: Path) -> CoordinatorConfig:
         ticker=str(state.ticker),
         randomness=OWN if state.randomness.is_own else "",
         draw_margin_ms=state.draw_margin_ms,
+        rules_notice_ms=state.rules.notice_ms,
         listen=ListenConfig(port=PORT),
     )
 

@@ -4,7 +4,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from prime_explorer.pages.live import (
     PayoutView,
     RandomnessView,
     RefusedFile,
+    RulesView,
     ServingNode,
     SettlementView,
     StatusView,
@@ -187,6 +188,7 @@ def make_status(core: Core, network: NetworkId, now_ms: int) -> StatusView:
         root=str(state.frontier.root()),
         head_size=core.head_size,
         newest_entry_ms=state.at_ms,
+        rules=RulesView(**asdict(state.rules)),
         randomness=_make_randomness(core, now_ms),
         nodes=count_nodes(core),
         leases_open=sum(len(run.leases) for run in state.runs.values()),
@@ -241,7 +243,7 @@ def _make_live_run(core: Core, name: RunId, run: RunState, now_ms: int) -> LiveR
         leases_open=len(run.leases),
         validators=len(run.validators),
         pool_nano=core.state.funds.pools[name],
-        version_min=run.terms.get_version_min(now_ms),
+        version_min=core.state.get_version_min(run.terms, now_ms),
         calibration=run.terms.calibration,
         calibrated_at_ms=run.terms.calibrated_at_ms,
     )

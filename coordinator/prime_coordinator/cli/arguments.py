@@ -76,6 +76,7 @@ def build_parser(
     _add_nodes(commands)
     _add_listings(commands)
     _add_log(commands)
+    _add_rules(commands)
     _add_copies(commands)
     _add_keys(commands)
     _add_chain(commands)
@@ -250,6 +251,21 @@ def _add_keys(commands: Group) -> None:
     which = rotate.add_mutually_exclusive_group(required=True)
     which.add_argument("--log", action="store_true", help="the key that signs tree heads")
     which.add_argument("--coordinator", action="store_true", help="the coordinator's own key, in key.json")
+
+
+def _add_rules(commands: Group) -> None:
+    rules: argparse.ArgumentParser = commands.add_parser("rules", help="the rules of the log: announce the next, show")
+    actions = rules.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = "announce the next version of the rules; nothing takes it back"
+    announce = _command(actions, "announce", "rules:announce", text, calls=True)
+    announce.add_argument(
+        "--release", required=True, help="first release of prime-swarm that knows them, such as 0.2.0"
+    )
+    announce.add_argument(
+        "--in-hours", type=float, metavar="N", help="when they start. Default: as soon as the network's notice allows."
+    )
+    show = _command(actions, "show", "rules:show", "the rules in force and those announced", calls=True)
+    _add(show, "--json", action="store_true", help="print JSON")
 
 
 def _add_copies(commands: Group) -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from prime_coordinator.cli.context import OperatorClient, OperatorContext, find_route
+from prime_coordinator.cli.rules import format_rules
 from prime_coordinator.constants import ROUND_LATE_S
 from prime_explorer.config import ROWS_PER_PAGE_MAX
 from prime_protocol.errors import LocalError
@@ -198,6 +199,7 @@ def draw_status(screen: CommandOutput, status: dict[str, Any]) -> RenderableType
             ("log key", status["log_key"]),
             *((f"old {old['kind']} key", f"{old['old']} until entry {old['index']}") for old in status["rotations"]),
             ("log", f"{status['entries']:,} entries, newest {newest}; head over {status['head_size']:,}"),
+            ("rules", format_rules(status["rules"], status["now_ms"])),
             ("randomness", format_randomness(status["randomness"])),
             ("nodes", f"{nodes['registered']:,}: " + format_counts(nodes, "online", "late", "lost")),
             ("leases", f"{status['leases_open']:,} open"),

@@ -247,6 +247,7 @@ class _LogVerification:
         for leaf in leaves if result.problem is None else leaves[: result.good]:
             self._apply(leaf)
         if result.problem is not None:
+            self._check_rules(leaves[result.good])
             raise RemoteError(f"entry {chunk.start + result.good}: {result.problem[0]}", result.problem[1])
         done = self._tree.size
         for part in list_new_parts(chunk.start, done):
@@ -256,6 +257,11 @@ class _LogVerification:
                 self._check_partials(part)
         self._tree.forget(done)
         self._options.on_progress(done, self._verified.head.size)
+
+    def _check_rules(self, leaf: bytes) -> None:
+        """UnknownRules where the log follows rules from this leaf on that this program cannot judge."""
+        state = self._ledger.state
+        state.rules.check_known(at_ms=decode_leaf(leaf)[0], index=state.size)
 
     def _apply(self, leaf: bytes, *, is_checked: bool = True) -> None:
         ledger, verified = self._ledger, self._verified

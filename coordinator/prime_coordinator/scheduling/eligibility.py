@@ -194,7 +194,8 @@ class NodeFacts:
     activity: NodeActivity
     wait_ms: int
     is_measured: bool
-    now_ms: int
+    version_min: int
+    """Of the terms and the log's rules."""
     record: RunRecord = field(default_factory=RunRecord)
     """In this run."""
     is_suspended: bool = False
@@ -225,7 +226,7 @@ ELIGIBILITY_RULES: tuple[EligibilityRule, ...] = (
     EligibilityRule(Eligibility.UNDELEGATED, lambda f: not f.is_delegated, "its owner signs a new delegation"),
     EligibilityRule(
         Eligibility.OUTDATED,
-        lambda f: f.node.version < f.terms.get_version_min(f.now_ms),
+        lambda f: f.node.version < f.version_min,
         "it registers again with a newer version",
     ),
     EligibilityRule(

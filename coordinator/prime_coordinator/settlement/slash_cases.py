@@ -19,9 +19,8 @@ from prime_protocol.ledger.entries import (
     VerdictGiven,
 )
 from prime_protocol.ledger.entry_index import decode_leaf
-from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.ledger.replay import decode_entry
 from prime_protocol.log.merkle import MerkleProof
-from prime_protocol.wire.codec import decode
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_runtime.chain.abi import compute_penalty_name
 
@@ -47,7 +46,7 @@ class SlashCase:
     def add_entry(self, index: int, leaf: bytes) -> None:
         """Add an entry of the submission; call in the order of the log."""
         _, payload = decode_leaf(leaf)
-        entry: Any = decode(ENTRY_TYPES[payload.kind], payload.body)
+        entry: Any = decode_entry(payload)
         match entry:
             case Submitted():
                 self.submitted = entry

@@ -18,12 +18,12 @@ from prime_protocol.keys.rotation import CoordinatorKeyRotated, LogKeyRotated
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, LogRecord, Outcome, Role
 from prime_protocol.ledger.entry_index import find_run, list_subjects
-from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger
+from prime_protocol.ledger.replay import Ledger, decode_entry
 from prime_protocol.ledger.state import LedgerState
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import Digest, NodeId, RunId, friendly_name
-from prime_runtime.formatting import format_amount, format_bytes
+from prime_runtime.formatting import format_amount, format_bytes, format_time
 
 BRIEF_CHARS_MAX = 160
 
@@ -67,8 +67,12 @@ def _write_account_brief(entry: Any, ticker: str) -> str:
             return f"the coordinator is {coordinator} from here on"
         case e.RoundRecorded(round=number, cosignatures=cosignatures):
             return f"round {number:,} of the randomness chain, {len(cosignatures)} witnesses"
-        case e.CheckpointPublished(step=step, trained_on=names):
-            return f"step {step}, trained on {len(names):,} submissions"
+        case e.RulesChanged(rules=rules, from_ms=from_ms, release=release):
+            return f"rules {rules} from {format_time(from_ms)} UTC on, known to release {release}"
+        case e.SubmissionsListed(step=step, first=first, submissions=names):
+            return f"step {step}, trained on submissions {first + 1:,} to {first + len(names):,}"
+        case e.CheckpointPublished(step=step, trained_on_count=count):
+            return f"step {step}, trained on {count:,} submissions"
         case e.StepMeasured(step=step, metrics=metrics):
             return f"step {step}: " + ", ".join(f"{each.name} {each.value:.4g}" for each in metrics)
     return _write_work_brief(entry, ticker)
@@ -148,8 +152,8 @@ class LogFold:
         record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
         letter = open_envelope(record.frame, network=self.ledger.network, version_min=0).payload
         index = self.state.size
-        kind = ENTRY_TYPES.get(letter.kind)
-        entry = decode(kind, letter.body) if kind else None
+        self.state.rules.check_known(at_ms=record.at_ms, index=index)
+        entry = decode_entry(letter)
         about = FoldedEntry(index, record.at_ms, letter.sender, letter.run, entry)
         seen, finders = read_before_apply(self.state, about), find_finders(self.state, about)
         self.ledger.append(letter, record)

@@ -20,13 +20,19 @@ def read_before_apply(state: LedgerState, run: RunState, about: FoldedEntry) -> 
             return run.leases.get(number)
         case e.PaidOut(step=number) if number in run.steps and about.run is not None:
             return compute_step_shares(state, about.run, run.steps[number])
+        case e.SubmissionsListed(first=0):
+            return tuple(run.lineage.submissions) if run.lineage else ()
         case e.CheckpointPublished(trained_on=names):
-            return [run.submissions[name] for name in names if name in run.submissions]
+            listed = run.lineage.submissions if run.lineage else []
+            return [run.submissions[name] for name in (*listed, *names) if name in run.submissions]
     return None
 
 
 def describe(state: LedgerState, about: FoldedEntry, seen: Any, dirty: DirtyRows) -> Iterator[SqlWrite]:
     match about.entry:
+        case e.SubmissionsListed(step=step, submissions=names):
+            yield from ((MARK_TRAINED, (None, name)) for name in seen or ())
+            yield from ((MARK_TRAINED, (step, name)) for name in names)
         case e.CheckpointPublished():
             yield from _publish(state, about, seen)
         case e.StepMeasured(step=step, metrics=metrics):
@@ -56,7 +62,7 @@ def _publish(state: LedgerState, about: FoldedEntry, trained: list[Any]) -> Iter
     terms = state.runs[run].terms
     lags = [entry.step - 1 - each.checkpoint_step for each in trained]
     for name in entry.trained_on:
-        yield "UPDATE submissions SET trained_into=? WHERE submission=?", (entry.step, name)
+        yield MARK_TRAINED, (entry.step, name)
     yield ADD_STEP, (
         run, entry.step, about.index, about.at_ms, entry.root, entry.manifest, terms.slots_per_step,
         terms.samples_per_slot, len(trained), sum(each.output_tokens for each in trained), sum(lags),
@@ -161,6 +167,7 @@ def _pay(about: FoldedEntry, shares: Counter[StakeKey], dirty: DirtyRows) -> Ite
 
 # --- Statements -------------------------------------------------------------------------------------------------------
 
+MARK_TRAINED = "UPDATE submissions SET trained_into=? WHERE submission=?"
 ADD_STEP = (
     "INSERT INTO steps (run, step, idx, published_ms, root, manifest, slots, samples, trained_on, trained_tokens,"
     " lag_sum, lag_max, ready_ms) VALUES (?,?,?,?,?,?,?,?,?,?,?,?,"

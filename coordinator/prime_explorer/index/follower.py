@@ -37,6 +37,7 @@ from prime_protocol.constants import DIGEST_BYTES, KEY_FILE_BYTES_MAX, NOTE_BYTE
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.keys.chain import KeyChain
 from prime_protocol.ledger.replay import Ledger
+from prime_protocol.ledger.versions.plan import UnknownRules
 from prime_protocol.log.merkle import Frontier, MerkleTree, compute_leaf_hash, compute_root
 from prime_protocol.log.tiles import (
     CHECKPOINT_PATH,
@@ -260,6 +261,7 @@ class LogFollower:
             coordinator=state.coordinator,
             key_rotations=json.dumps([asdict(each) for each in state.key_rotations]),
             ticker=state.ticker,
+            rules=json.dumps(asdict(state.rules)),
         )
 
     # --- Resuming -----------------------------------------------------------------------------------------------------
@@ -373,7 +375,7 @@ def run_follower(
                     fetcher.discard_last()
             except LocalError as error:
                 local_errors += 1
-                if local_errors >= LOCAL_ERRORS_MAX:
+                if local_errors >= LOCAL_ERRORS_MAX or isinstance(error, UnknownRules):
                     index.write([], local_error=str(error))
             stop.wait((REMOTE_POLL_MS if fetcher or local_errors else MIRROR_POLL_MS) / 1000)
     finally:

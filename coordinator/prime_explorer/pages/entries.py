@@ -17,7 +17,7 @@ from prime_protocol.constants import SIGNATURE_BYTES, TILE_HASHES
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import LogRecord
 from prime_protocol.ledger.entry_index import decode_leaf, list_subjects
-from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.ledger.replay import ENTRY_TYPES, decode_entry
 from prime_protocol.log.merkle import compute_leaf_hash
 from prime_protocol.log.tiles import EntryBundle
 from prime_protocol.log.tree_head import SignedNote
@@ -147,7 +147,7 @@ def read_entry(db: ReadTransaction, mirror: Path, idx: int) -> EntryView | None:
         return None
     leaf = read_leaf(mirror, idx, facts["signed_size"])
     _, letter = decode_leaf(leaf)
-    entry: Any = decode(ENTRY_TYPES[letter.kind], letter.body)
+    entry: Any = decode_entry(letter)
     head, leaf_hash = read_newest_head(mirror), compute_leaf_hash(leaf)
     return EntryView(
         summary=make_row(EntrySummary, row),

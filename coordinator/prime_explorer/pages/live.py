@@ -80,6 +80,23 @@ class RandomnessView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RulesView:
+    """The rules of the log over time."""
+
+    before: int
+    """In force until `from_ms`."""
+    after: int
+    """In force from then on."""
+    from_ms: int
+    release: str
+    """First release of prime-swarm that knows them; empty where none were announced."""
+    index: int
+    """Entry that announced them."""
+    notice_ms: int
+    """Least notice of a change."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StatusView:
     """The coordinator at a glance."""
 
@@ -98,6 +115,7 @@ class StatusView:
     head_size: int
     """Entries under the newest signed tree head."""
     newest_entry_ms: int
+    rules: RulesView
     randomness: RandomnessView
     nodes: NodeCounts
     leases_open: int

@@ -5,7 +5,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from prime_explorer.index.store import ReadTransaction, make_row
-from prime_explorer.pages.live import NodeCounts, ServingNode
+from prime_explorer.pages.live import NodeCounts, RulesView, ServingNode
 from prime_explorer.pages.tables import EntrySummary, Rows, SlashSummary, SubmissionSummary, read_rows
 from prime_protocol.wire.ids import NodeId, RunId
 
@@ -110,8 +110,10 @@ def read_run_card(db: ReadTransaction, row: sqlite3.Row) -> RunCard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkView:
-    """The nodes that serve the weights of one run."""
+    """The rules of the log, and the nodes that serve the weights of one run."""
 
+    rules: RulesView | None
+    """Null while the index is empty."""
     run: str
     runs: tuple[str, ...]
     serving: tuple[ServingNode, ...] | None
@@ -126,12 +128,18 @@ class NetworkView:
     trainer: str | None
 
 
+def read_rules(db: ReadTransaction) -> RulesView | None:
+    plain = db.read_meta().get("rules")
+    return RulesView(**json.loads(plain)) if plain else None
+
+
 def read_network(db: ReadTransaction, run: RunId | None) -> NetworkView | None:
     """For the given run, or for the newest one."""
     runs = tuple(row["run"] for row in db.rows("SELECT run FROM runs ORDER BY idx DESC LIMIT 20"))
     name = run or (RunId(runs[0]) if runs else None)
     if name is None:
         return NetworkView(
+            rules=read_rules(db),
             run="",
             runs=(),
             serving=(),
@@ -147,6 +155,7 @@ def read_network(db: ReadTransaction, run: RunId | None) -> NetworkView | None:
         return None
     manifest = db.value("SELECT manifest FROM steps WHERE run=? AND step=?", name, row["latest_step"])
     return NetworkView(
+        rules=read_rules(db),
         run=name,
         runs=runs,
         serving=None,

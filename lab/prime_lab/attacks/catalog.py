@@ -435,6 +435,9 @@ WRONG_CLOCK = _attack(
     "ledger follower",
     gains="deadlines pass and stake is released when it likes",
 )
+SUDDEN_RULES = _attack(
+    COORDINATOR, "sudden-rules", "changes the rules without notice", PROVEN, "ledger follower", gains="nodes stop"
+)
 EXPIRED_EVIDENCE = _attack(
     VALIDATOR,
     "expired-evidence",
@@ -491,6 +494,7 @@ ALL_ATTACKS = (
     SMUGGLED_CREDIT,
     BROKEN_RULE,
     WRONG_CLOCK,
+    SUDDEN_RULES,
     FALSE_RESTORE,
     EXPIRED_EVIDENCE,
     *KEY_ATTACKS,

@@ -21,6 +21,7 @@ from prime_lab.attacks.catalog import (
     GROUND_DRAW,
     KEY_ATTACKS,
     SMUGGLED_CREDIT,
+    SUDDEN_RULES,
     WRONG_CLOCK,
     Attack,
     AttackResult,
@@ -51,9 +52,10 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw
 from prime_protocol.ledger.entries import Entry, LogRecord
 from prime_protocol.ledger.entry_index import decode_leaf
-from prime_protocol.ledger.replay import ENTRY_RULES, ENTRY_TYPES, EntryScope, Ledger, replay
+from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, Ledger, decode_entry, replay
 from prime_protocol.ledger.rewards import find_uncredited
 from prime_protocol.ledger.state import LedgerState
+from prime_protocol.ledger.versions.upgrades import encode_form
 from prime_protocol.log.merkle import Frontier, MerkleTree, compute_leaf_hash
 from prime_protocol.log.tiles import Tile, encode_tile, list_new_bundles
 from prime_protocol.log.tree_head import TreeHead, sign_tree_head
@@ -67,7 +69,7 @@ def find_entry(leaves: Leaves, kind: type, is_wanted: Callable[[Any], bool] = la
     """Index of the first entry of a kind."""
     for index, leaf in enumerate(leaves):
         _, payload = decode_leaf(leaf)
-        if payload.kind == kind.__name__ and is_wanted(decode(kind, payload.body)):
+        if payload.kind == kind.__name__ and is_wanted(decode_entry(payload)):
             return index
     raise AssertionError(f"the world has no {kind.__name__}")
 
@@ -76,16 +78,17 @@ def rewrite_entry(host: CoordinatorHost, leaf: bytes, change: Callable[[Any], An
     """One of the coordinator's own entries with other content, signed by it at the same position and time."""
     record = decode(LogRecord, leaf)
     _, payload = decode_leaf(leaf)
-    entry = change(decode(ENTRY_TYPES[payload.kind], payload.body))
+    entry = change(decode_entry(payload))
     frame = seal_envelope(
         host.key,
         kind=type(entry).__name__,
-        body=encode(entry),
+        body=encode_form(entry, payload.version),
         network=payload.network,
         run=payload.run,
         sequence=payload.sequence,
         issued_at_ms=payload.issued_at_ms,
         life_ms=get_life_ms(payload),
+        version=payload.version,
     )
     return encode(replace(record, frame=frame))
 
@@ -318,6 +321,14 @@ def hurry_clock(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
     return [*leaves, seal_next(host, ledger, e.HeadNoted(root=ledger.state.frontier.root()), ahead_ms=AHEAD_MS)]
 
 
+def change_rules_at_once(host: CoordinatorHost, leaves: Leaves) -> list[bytes]:
+    """The log, and rules that start with its next entry."""
+    ledger = replay(NETWORK, leaves)
+    state = ledger.state
+    change = e.RulesChanged(rules=state.rules.after + 1, from_ms=state.at_ms, release="9.0")
+    return [*leaves, seal_next(host, ledger, change)]
+
+
 def seal_next(host: CoordinatorHost, ledger: Ledger, entry: Entry, *, ahead_ms: int = 0) -> bytes:
     """The next leaf of a log, signed by its coordinator. No rule is asked."""
     at_ms = ledger.state.at_ms + ahead_ms
@@ -337,6 +348,7 @@ def seal_next(host: CoordinatorHost, ledger: Ledger, entry: Entry, *, ahead_ms: 
 RULE_BREAKERS: dict[Attack, Callable[[CoordinatorHost, Leaves], list[bytes]]] = {
     BROKEN_RULE: credit_unjudged,
     WRONG_CLOCK: hurry_clock,
+    SUDDEN_RULES: change_rules_at_once,
 }
 
 

@@ -18,7 +18,7 @@ from prime_protocol.ledger.entries import LogRecord
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.entry_values import HeadCosignature
 from prime_protocol.ledger.randomness_chain import RandomnessChain
-from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger, replay
+from prime_protocol.ledger.replay import Ledger, decode_entry, replay
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import seal_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
@@ -168,4 +168,4 @@ def delay_entry(leaf: bytes, wait_ms: int) -> bytes:
 
 def read_entry(leaf: bytes) -> Any:
     _, payload = decode_leaf(leaf)
-    return decode(ENTRY_TYPES[payload.kind], payload.body)
+    return decode_entry(payload)

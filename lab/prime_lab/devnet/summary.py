@@ -13,9 +13,8 @@ from prime_lab.devnet.plan import DevnetRole
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.ledger.entry_index import decode_leaf
-from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.ledger.replay import decode_entry
 from prime_protocol.proofs.read_proofs import is_read_proof_refuted
-from prime_protocol.wire.codec import decode
 from prime_protocol.wire.ids import DEFAULT_TICKER, Digest, NodeId, friendly_name
 from prime_protocol.wire.typed_data import compute_receipt_id
 
@@ -90,7 +89,7 @@ class LogSummarizer:
 
     def read(self, leaf: bytes) -> None:
         _, payload = decode_leaf(leaf)
-        self._take(payload.sender, decode(ENTRY_TYPES[payload.kind], payload.body))
+        self._take(payload.sender, decode_entry(payload))
 
     def _take(self, author: NodeId, entry: Any) -> None:
         story = self.story
@@ -122,6 +121,8 @@ class LogSummarizer:
             case e.Settled(settled=settled):
                 for found in settled:
                     self._settle(found.submission, found.outcome)
+            case e.SubmissionsListed(submissions=names):
+                story.trained_on.update(names)
             case e.CheckpointPublished(manifest=manifest, trained_on=trained_on):
                 story.manifests.append(manifest)
                 story.trained_on.update(trained_on)

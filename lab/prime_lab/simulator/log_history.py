@@ -6,6 +6,7 @@ compare the two. The simulated trainer and nodes also read the public log throug
 """
 
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import zip_longest
@@ -14,7 +15,7 @@ from typing import Any
 from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, READ_PROOF_ERROR_MAX, SIGNATURE_BYTES
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role
-from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.ledger.replay import decode_entry
 from prime_protocol.proofs.read_proofs import compute_read_proof_error
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import Payload
@@ -151,7 +152,7 @@ class LogHistory:
         """The next leaf of the log."""
         record = decode(e.LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
         payload = decode(Payload, record.frame[SIGNATURE_BYTES:])
-        entry: Any = decode(ENTRY_TYPES[payload.kind], payload.body)
+        entry: Any = decode_entry(payload)
         line = LoggedEntry(self.size, record.at_ms, payload.sender, entry)
         self.size += 1
         self.kinds[payload.kind] += 1
@@ -170,11 +171,11 @@ class LogHistory:
                 self._end_lease(receipt.lease, line)
                 self.submissions[name] = LoggedSubmission(line, self.leases.get(receipt.lease))
                 self.unsettled[name] = None
+            case e.SubmissionsListed(submissions=names):
+                self._train_on(names, line)
             case e.CheckpointPublished(step=step, trained_on=names):
                 self.checkpoints[step] = line
-                for name in names:
-                    self._add("trained", name, line)
-                    self.trainable.pop(name, None)
+                self._train_on(names, line)
             case e.VerdictGiven(receipt=receipt):
                 self._add("verdicts", receipt.submission, line)
             case e.VerdictCommitted(submission=name):
@@ -304,6 +305,11 @@ class LogHistory:
             and self.all_owners[node].isdisjoint(asked)
         ]
         return len({self.owners[node] for node in able})
+
+    def _train_on(self, names: Iterable[Digest], line: LoggedEntry) -> None:
+        for name in names:
+            self._add("trained", name, line)
+            self.trainable.pop(name, None)
 
     def _end_lease(self, number: int, line: LoggedEntry) -> None:
         if number in self.leases:

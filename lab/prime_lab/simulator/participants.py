@@ -51,7 +51,8 @@ from prime_node.agent.events import (
 )
 from prime_node.agent.outbox import NodeProfile
 from prime_protocol.constants import LINEAGE_MAX
-from prime_protocol.ledger.entries import CheckpointPublished, Outcome, Staked, Submitted
+from prime_protocol.ledger.entries import Outcome, Staked, Submitted
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.log.tree_head import SignedNote, TreeHead, derive_witness_key, encode_cosigned_message
 from prime_protocol.wire.ids import Digest, NodeId, Step
 from prime_protocol.wire.messages import AuditTask, Cosigned, HeartbeatReply
@@ -359,11 +360,11 @@ class SimulatedTrainer:
         step, names = self._batch
         self._is_busy = True
         seed = self._world.plan.seed
-        entry = CheckpointPublished(
+        _, entry = make_checkpoint_entries(
+            names,
             step=step,
             root=hash_text(f"weights {seed} {step}"),
             manifest=hash_text(f"manifest {seed} {step}"),
-            trained_on=names,
         )
         packet = self._world.seal(self._key, entry, RUN, self._world.now_ms)
         self._world.post(self._number, 1, packet, self._answered)

@@ -36,7 +36,7 @@ from prime_node.jobs.file_checks import (
 )
 from prime_node.jobs.step_context import StepContext
 from prime_protocol.constants import EVIDENCE_FRAUDULENT, METRICS_MAX, ROLLOUT_FILE_BYTES_MAX, ROLLOUT_ROWS_MAX
-from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.errors import LocalError, RemoteError, explain_version
 from prime_protocol.ledger.entries import Outcome, ReasonText
 from prime_protocol.ledger.entry_values import Metric
 from prime_protocol.ledger.randomness import compute_sample_seed
@@ -60,7 +60,7 @@ from prime_protocol.rollouts.verify import verify_submission
 from prime_protocol.tasks.family import TaskSetSpec
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.weights.manifest_builder import build_keyframe
-from prime_protocol.wire.codec import Range, Size, decode, encode
+from prime_protocol.wire.codec import Range, Size, decode, encode, encode_flat
 from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_protocol.wire.messages import AuditTask, StepReply
@@ -254,6 +254,8 @@ async def examine(
 
 
 EVIDENCE_VERSION = 3
+VERSION_END = encode_flat({"version": 0})[1:-1]
+"""Before the last byte of a bundle of any version: the last field in the order of names is a small number."""
 BUNDLE_BYTES_MAX = ROLLOUT_FILE_BYTES_MAX
 """As large as the largest file that a coordinator takes."""
 BUNDLED_FILE_BYTES_MAX = BUNDLE_BYTES_MAX // 4 * 3
@@ -342,7 +344,9 @@ def digest_metrics(metrics: tuple[Metric, ...]) -> Digest:
 
 
 def decode_evidence(raw: bytes) -> EvidenceBundle:
-    """RemoteError: it is not a bundle, or contradicts itself."""
+    """RemoteError: it is not a bundle, contradicts itself, or is of a newer version."""
+    if raw[-len(VERSION_END) - 1 : -1] == VERSION_END and EVIDENCE_VERSION < raw[-1] < 128:
+        raise RemoteError("Evidence.version", explain_version(raw[-1], EVIDENCE_VERSION))
     found = decode(EvidenceBundle, raw, bytes_max=BUNDLE_BYTES_MAX)
     if found.file and sha256(found.file).digest() != found.task.file_digest:
         raise RemoteError("Evidence.file", "is not the file that the task names")

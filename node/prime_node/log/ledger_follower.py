@@ -193,14 +193,11 @@ class LedgerFollower:
             report = await process.apply(leaves[start - first : stop - first], self._choose_window(window))
             self._take(report)
             cpu_ms, start = cpu_ms + report.cpu_ms, stop
-            if report.newer_version:
-                self.problem = (
-                    f"entry {self.size} has protocol version {report.newer_version}, which this program cannot judge:"
-                    " pip install --upgrade prime-swarm"
-                )
-                return cpu_ms
             if report.finding is not None:
                 await self._accuse(report.finding, head)
+            if report.unknown_rules:
+                self.problem = report.unknown_rules
+            if report.finding is not None or report.unknown_rules:
                 return cpu_ms
         return cpu_ms
 

@@ -14,12 +14,12 @@ from prime_protocol.constants import (
     ACCUSATION_CHARS_MAX,
     ACCUSED_LEAF_BYTES_MAX,
     LIVE_CLOCK_MS_MAX,
-    PROTOCOL_VERSION,
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.accusation import Accusation, BrokenRule
-from prime_protocol.ledger.replay import Ledger, read_leaf_version
+from prime_protocol.ledger.replay import Ledger
 from prime_protocol.ledger.state import LedgerState
+from prime_protocol.ledger.versions.plan import UnknownRules
 from prime_protocol.log.merkle import Frontier, build_inclusion_proof, compute_leaf_hash
 from prime_protocol.log.tiles import Tile, compute_prefix_root, make_node_reader
 from prime_protocol.log.tree_head import TreeHead
@@ -130,8 +130,8 @@ class ReplayReport:
     cpu_ms: int = 0
     """Processor time of the last step."""
     finding: Finding | None = None
-    newer_version: int = 0
-    """Protocol version of the next entry, if this program is too old to judge it."""
+    unknown_rules: str = ""
+    """Why this program cannot judge the next entry, and what to do; empty: it can."""
 
     @property
     def size(self) -> int:
@@ -157,10 +157,13 @@ class LedgerReplay:
             index = self.state.size
             try:
                 self._apply_leaf(leaf)
+            except UnknownRules as stop:
+                # A clock that runs ahead must not switch programs off before the announced time.
+                problem = window.find_problem(stop.at_ms) if window else ""
+                if problem:
+                    return self.report(Finding(BrokenRule.CLOCK, index, leaf, problem), unknown_rules=str(stop))
+                return self.report(unknown_rules=str(stop))
             except RemoteError as error:
-                version = read_leaf_version(leaf)
-                if version > PROTOCOL_VERSION:
-                    return self.report(newer_version=version)
                 return self.report(Finding(BrokenRule.LEDGER, index, leaf, str(error)))
             problem = window.find_problem(self.state.at_ms) if window else ""
             if problem:
@@ -174,9 +177,9 @@ class LedgerReplay:
             self._ledger.state = LedgerState()
             raise RemoteError("Payload.sender", f"of the first entry is {author}, expected {self._founder}")
 
-    def report(self, finding: Finding | None = None, *, newer_version: int = 0) -> ReplayReport:
+    def report(self, finding: Finding | None = None, *, unknown_rules: str = "") -> ReplayReport:
         state = self.state
-        return ReplayReport(state.frontier, state.at_ms, finding=finding, newer_version=newer_version)
+        return ReplayReport(state.frontier, state.at_ms, finding=finding, unknown_rules=unknown_rules)
 
 
 def make_accusation(finding: Finding, head: TreeHead, note: bytes, get_tile: GetTile) -> Accusation:

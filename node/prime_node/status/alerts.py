@@ -68,7 +68,14 @@ def _coordinator(report: dict[str, Any]) -> Iterator[str]:
 
 def _version(report: dict[str, Any]) -> Iterator[str]:
     by_ms, now_ms = report["coordinator"]["upgrade_by_ms"], report["now_ms"]
-    if by_ms > now_ms:
+    change = report["coordinator"]["rules_change"]
+    if change and not change["is_known"]:
+        when = f"{format_time(change['from_ms'])} UTC, {format_relative_time(change['from_ms'], now_ms)}"
+        yield (
+            f"the log follows rules {change['rules']} from {when}, and this program does not know them:"
+            f" before that, pip install --upgrade 'prime-swarm>={change['release']}', then start it again"
+        )
+    elif by_ms > now_ms:
         when = f"{format_time(by_ms)} UTC, {format_relative_time(by_ms, now_ms)}"
         yield f"this version works until {when}; then the run needs a newer one: pip install --upgrade prime-swarm"
     if report["coordinator"]["is_outdated"] and report["account"] is None:

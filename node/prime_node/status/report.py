@@ -19,6 +19,7 @@ from prime_node.status.run_report import describe_refusal, describe_runs, find_w
 from prime_node.storage.journal import DIGESTS, JobRecord, Journal
 from prime_node.weights.checkpoints import TransferStatus
 from prime_protocol.constants import PROTOCOL_VERSION
+from prime_protocol.ledger.entries import RulesChanged
 from prime_protocol.wire.ids import friendly_name
 from prime_protocol.wire.messages import NodeActivity
 from prime_protocol.wire.signing import WalletKey
@@ -142,12 +143,24 @@ def _describe_coordinator(daemon: Daemon, now_ms: int) -> dict[str, Any]:
         "activity": choose_activity([runner.agent.activity for runner in runners if runner.agent]),
         "upgrade_by_ms": min((by_ms for each in runners if (by_ms := each.status.upgrade_by_ms)), default=0),
         "is_outdated": any(runner.status.is_outdated for runner in runners),
+        "rules_change": _describe_rules_change(daemon.work.first.status.rules_change),
         "refusal": describe_refusal(daemon.work.first.status, now_ms),
         "held": [
             {"entry": type(held.entry).__name__, "due_ms": due_ms}
             for runner in runners
             for due_ms, held in (runner.agent.list_held() if runner.agent else ())
         ],
+    }
+
+
+def _describe_rules_change(change: RulesChanged | None) -> dict[str, Any] | None:
+    if change is None:
+        return None
+    return {
+        "rules": change.rules,
+        "from_ms": change.from_ms,
+        "release": change.release,
+        "is_known": change.rules <= PROTOCOL_VERSION,
     }
 
 

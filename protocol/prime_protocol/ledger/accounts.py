@@ -13,6 +13,7 @@ from prime_protocol.ledger.entries import (
     NodeStatus,
     NodeStatusSet,
     Released,
+    RulesChanged,
     SnapshotNoted,
     Staked,
     Unbonded,
@@ -22,6 +23,7 @@ from prime_protocol.ledger.limits import drop_expired, is_free
 from prime_protocol.ledger.randomness_chain import parse_public_key
 from prime_protocol.ledger.rewards import add_to_pool
 from prime_protocol.ledger.state import EntryContext, LedgerState
+from prime_protocol.ledger.versions.plan import RulesPlan
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain, verify_delegation
 
 
@@ -29,6 +31,9 @@ def create_network(state: LedgerState, context: EntryContext, entry: NetworkCrea
     if state.size:
         raise RemoteError("NetworkCreated", "must be entry 0")
     parse_public_key(entry.randomness.public_key)  # refuses a key that no round could be verified with
+    rules = RulesPlan(before=entry.rules, after=entry.rules, notice_ms=entry.rules_notice_ms)
+    rules.check_known(at_ms=context.at_ms, index=context.index)
+    state.rules = rules
     state.coordinator = context.author
     state.domain = Domain(entry.chain_id, entry.contract)
     state.log_key = entry.log_key
@@ -36,6 +41,12 @@ def create_network(state: LedgerState, context: EntryContext, entry: NetworkCrea
     state.randomness = entry.randomness
     state.draw_margin_ms = entry.draw_margin_ms
     state.ticker = entry.ticker
+
+
+def change_rules(state: LedgerState, context: EntryContext, entry: RulesChanged) -> None:
+    state.rules = state.rules.announce(
+        entry.rules, from_ms=entry.from_ms, release=entry.release, at_ms=context.at_ms, index=context.index
+    )
 
 
 def deposit(state: LedgerState, context: EntryContext, entry: Deposited) -> None:

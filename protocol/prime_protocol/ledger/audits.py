@@ -220,7 +220,7 @@ def _draw_quorum(
     unwanted.add(submission.owner)
     if finding is not None:
         unwanted |= {finding.finder, finding.owner}
-    version_min = run.terms.get_version_min(at_ms)
+    version_min = state.get_version_min(run.terms, at_ms)
 
     def is_fit(node: NodeId) -> bool:
         is_present = state.is_delegated(node, at_ms) and state.nodes[node].version >= version_min

@@ -5,6 +5,7 @@ the network's unit of value. What an entry changes is not here: accounts.py, wor
 rules, and replay.py says who may write which entry.
 """
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Annotated
@@ -21,10 +22,15 @@ from prime_protocol.constants import (
     LINEAGE_MAX,
     LOG_KEY_CHARS_MAX,
     METRICS_MAX,
+    PROTOCOL_VERSION,
     QUORUM_MAX,
     READ_PROOF_BYTES,
     READERS_MAX,
     REASON_CHARS_MAX,
+    RELEASE_CHARS_MAX,
+    RULES_NOTICE_MS,
+    RULES_NOTICE_MS_MAX,
+    RULES_VERSION_MAX,
     RUNS_SERVED_MAX,
     SETTLED_MAX,
     SNAPSHOT_FORMAT_MAX,
@@ -45,6 +51,9 @@ from prime_protocol.wire.typed_data import Delegation, SubmissionReceipt, Verdic
 
 ReasonText = Annotated[str, Size(0, REASON_CHARS_MAX)]
 """Why, for people."""
+RulesVersion = Annotated[int, Range(1, RULES_VERSION_MAX)]
+"""Of the ledger's rules."""
+RELEASE_FORM = re.compile("[0-9]+([.][0-9]+)*((a|b|rc)[0-9]+)?")
 BetWeight = Annotated[int, Range(-BET_WEIGHT_MAX, BET_WEIGHT_MAX)]
 """Tenths of a power of ten."""
 
@@ -218,6 +227,26 @@ class NetworkCreated:
     """Least time between a noted head and the round that is drawn from."""
     ticker: Ticker = DEFAULT_TICKER
     """The name of the network's unit of value, for people. Amounts are in nano: 10^-9 of it."""
+    rules: RulesVersion = PROTOCOL_VERSION
+    """The rules that the log begins with."""
+    rules_notice_ms: Annotated[int, Range(0, RULES_NOTICE_MS_MAX)] = RULES_NOTICE_MS
+    """Least time between the announcement of other rules and their start. No later entry can change it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RulesChanged:
+    """Coordinator: from this time on the log follows the next rules."""
+
+    rules: RulesVersion
+    from_ms: Uint
+    """The first entry of this time or later is the first one under these rules."""
+    release: Annotated[str, Size(1, RELEASE_CHARS_MAX)]
+    """First release of prime-swarm that knows them, for those who have to upgrade."""
+
+    def __post_init__(self) -> None:
+        # Programs print it inside a command that people copy.
+        if not RELEASE_FORM.fullmatch(self.release):
+            raise RemoteError("release", f"is {self.release!r}, expected a release such as 1.2.0 or 1.2.0rc1")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -359,6 +388,18 @@ class PoolReturned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SubmissionsListed:
+    """Trainer: submissions that the next checkpoint is trained on, where its own entry has no room for all of them."""
+
+    step: Step
+    """Of the checkpoint."""
+    first: Uint
+    """How many are listed before these; 0 begins the list of the step, and drops one that was begun before."""
+    submissions: Annotated[tuple[Digest, ...], Size(1, LINEAGE_MAX)]
+    """In rising order, also from one part to the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointPublished:
     """Trainer: the weights of a step, and the submissions they were trained on."""
 
@@ -368,6 +409,11 @@ class CheckpointPublished:
     manifest: Digest
     """SHA-256 of the signed manifest's frame."""
     trained_on: Annotated[tuple[Digest, ...], Size(0, LINEAGE_MAX)]
+    """The last part of the list of submissions, after what SubmissionsListed has listed for this step."""
+    trained_on_root: Digest
+    """Merkle root over the whole list, in rising order: see versions/lineage.py."""
+    trained_on_count: Uint
+    """Length of the whole list."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -547,6 +593,7 @@ class FindingDismissed:
 
 Entry = (
     NetworkCreated
+    | RulesChanged
     | Deposited
     | Withdrawn
     | NodeRegistered
@@ -561,6 +608,7 @@ Entry = (
     | RunStatusSet
     | RunFunded
     | PoolReturned
+    | SubmissionsListed
     | CheckpointPublished
     | StepMeasured
     | HeadNoted

@@ -9,7 +9,7 @@ from typing import Any
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX, SIGNATURE_BYTES
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import FindingDismissed, FindingFiled, FindingUpheld, LogRecord
-from prime_protocol.ledger.replay import ENTRY_TYPES
+from prime_protocol.ledger.replay import decode_entry
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import Payload
 from prime_protocol.wire.ids import NodeId, RunId
@@ -37,7 +37,7 @@ def decode_leaf(leaf: bytes) -> tuple[int, Payload]:
 def compute_entry_keys(leaf: bytes) -> EntryKeys:
     """From a leaf of our own log."""
     at_ms, payload = decode_leaf(leaf)
-    entry: Any = decode(ENTRY_TYPES[payload.kind], payload.body)
+    entry = decode_entry(payload)
     subjects = tuple(sorted(set(list_subjects(payload.run, entry))))
     return EntryKeys(at_ms, payload.kind, payload.sender, find_run(payload.run, entry), subjects)
 
@@ -62,6 +62,8 @@ def list_subjects(run: RunId | None, entry: Any) -> list[str]:
             return [str(node)]
         case e.NodeStatusSet(node=node) | e.DelegationRevoked(node=node):
             return [str(node)]
+        case e.SubmissionsListed(submissions=names):
+            return [str(names[0])]  # the entry is found by it; 1,500 rows in each index would be too many
         case e.CheckpointPublished(root=root, manifest=manifest):
             return [str(root), str(manifest)]
         case e.LeaseGranted(lease=lease, node=node):

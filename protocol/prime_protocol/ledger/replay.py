@@ -18,6 +18,7 @@ from prime_protocol.ledger.entries import Entry, FindingDismissed, FindingFiled,
 from prime_protocol.ledger.limits import apply_charge, compute_charge
 from prime_protocol.ledger.randomness_chain import RandomnessChain, verify_round
 from prime_protocol.ledger.state import EntryContext, LedgerState
+from prime_protocol.ledger.versions.upgrades import check_form, decode_form
 from prime_protocol.log.merkle import compute_leaf_hash
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import Payload, check_time, open_envelope
@@ -50,6 +51,7 @@ class EntryRule:
 
 ENTRY_RULES: dict[type, EntryRule] = {
     entries.NetworkCreated: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.create_network),
+    entries.RulesChanged: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, accounts.change_rules),
     entries.Deposited: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, accounts.deposit),
     entries.Withdrawn: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.withdraw),
     entries.NodeRegistered: EntryRule(EntryAuthor.ANYONE, EntryScope.NETWORK, accounts.register_node),
@@ -68,6 +70,7 @@ ENTRY_RULES: dict[type, EntryRule] = {
     entries.RunStatusSet: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.set_run_status),
     entries.RunFunded: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, rewards.fund_run),
     entries.PoolReturned: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, rewards.return_pool),
+    entries.SubmissionsListed: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.list_submissions),
     entries.CheckpointPublished: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.publish_checkpoint),
     entries.StepMeasured: EntryRule(EntryAuthor.ANYONE, EntryScope.RUN, work.measure_step),
     entries.LeaseGranted: EntryRule(EntryAuthor.COORDINATOR, EntryScope.RUN, work.grant_lease),
@@ -93,12 +96,18 @@ ENTRY_RULES: dict[type, EntryRule] = {
     LogKeyRotated: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, rotate_log_key),
     CoordinatorKeyRotated: EntryRule(EntryAuthor.COORDINATOR, EntryScope.NETWORK, rotate_coordinator_key),
 }
+SIGNED_KINDS = (entries.Submitted, entries.VerdictGiven, entries.RoundRecorded)
+"""Entries with a signature inside that needs no state to be verified."""
 ENTRY_TYPES: dict[str, type] = {kind.__name__: kind for kind in ENTRY_RULES}
 assert set(ENTRY_RULES) == set(get_args(Entry)), "every entry has a rule"
 
 
 class Ledger:
-    """The state after the entries so far, and the one way to add another."""
+    """The state after the entries so far, and the one way to add another.
+
+    Each way refuses an invalid entry with RemoteError, and stops with UnknownRules where the log follows rules that
+    this program does not know. Neither changes the state.
+    """
 
     def __init__(self, network: NetworkId) -> None:
         self.network = network
@@ -142,9 +151,11 @@ class Ledger:
         is_cosignature_checked: bool = False,
     ) -> Entry:
         state = self.state
+        rules = state.rules.check_known(at_ms=at_ms, index=state.size)
         entry = decode_entry(payload)
         rule = ENTRY_RULES[type(entry)]
         self._check_context(payload, at_ms, rule)
+        check_form(type(entry), payload.version, rules)
         context = EntryContext(
             network=self.network,
             run=payload.run,
@@ -152,6 +163,7 @@ class Ledger:
             at_ms=at_ms,
             index=state.size,
             version=payload.version,
+            rules=rules,
             body=hash_bytes(payload.body),
             leaf_bytes=len(leaf),
             is_signature_checked=is_signed,
@@ -185,10 +197,11 @@ def open_leaf(leaf: bytes, network: NetworkId) -> tuple[LogRecord, Payload]:
 
 
 def decode_entry(payload: Payload) -> Entry:
+    """The entry in its newest form, whatever form its version selects."""
     kind = ENTRY_TYPES.get(payload.kind)
     if kind is None:
         raise RemoteError("Payload.kind", f"{payload.kind} is no entry of the log")
-    entry: Entry = decode(kind, payload.body)
+    entry: Entry = decode_form(kind, payload.version, payload.body)
     return entry
 
 
@@ -224,13 +237,14 @@ def verify_leaf(leaf: bytes, network: NetworkId, domain: Domain, chain: Randomne
     """
     record = decode(LogRecord, leaf, bytes_max=LOG_ENTRY_BYTES_MAX)
     payload = open_envelope(record.frame, network=network, version_min=0).payload
-    kind = ENTRY_TYPES.get(payload.kind)
-    if kind in (entries.Submitted, entries.VerdictGiven):
-        entry: Any = decode(kind, payload.body)
+    if ENTRY_TYPES.get(payload.kind) not in SIGNED_KINDS:
+        return
+    entry = decode_entry(payload)
+    if isinstance(entry, entries.RoundRecorded):
+        verify_round(chain, entry.round, entry.signature)
+    else:
+        assert isinstance(entry, entries.Submitted | entries.VerdictGiven)
         verify_document(entry.receipt, entry.signature, signer=payload.sender, domain=domain)
-    elif kind is entries.RoundRecorded:
-        recorded = decode(entries.RoundRecorded, payload.body)
-        verify_round(chain, recorded.round, recorded.signature)
 
 
 def replay(network: NetworkId, leaves: Iterable[bytes], *, coordinator: NodeId | None = None) -> Ledger:

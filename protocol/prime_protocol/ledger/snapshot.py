@@ -17,7 +17,7 @@ from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_typ
 import msgpack
 
 from prime_protocol.constants import SNAPSHOT_BYTES_MAX
-from prime_protocol.errors import RemoteError
+from prime_protocol.errors import RemoteError, explain_version
 from prime_protocol.ledger.state import LedgerState
 from prime_protocol.wire.codec import build_scalar_reader, refuse_type
 from prime_protocol.wire.ids import Digest, NetworkId, hash_bytes
@@ -55,7 +55,7 @@ def decode_snapshot(network: NetworkId, snapshot: bytes) -> LedgerState:
     if type(plain) is not list or len(plain) != 3:
         raise RemoteError("snapshot", "is not a list of format, network and state")
     if plain[0] != SNAPSHOT_FORMAT:
-        raise RemoteError("snapshot.format", f"is {plain[0]}, this program reads {SNAPSHOT_FORMAT}")
+        raise RemoteError("snapshot.format", explain_version(plain[0], SNAPSHOT_FORMAT))
     if plain[1] != network:
         raise RemoteError("snapshot.network", f"is {plain[1]}, expected {network}")
     try:

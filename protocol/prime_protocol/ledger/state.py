@@ -17,6 +17,8 @@ from prime_protocol.ledger.randomness import draw_witnesses
 from prime_protocol.ledger.randomness_chain import QUICKNET, RandomnessChain
 from prime_protocol.ledger.run_record import BetSums, RunRecord
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
+from prime_protocol.ledger.versions.lineage import OpenLineage
+from prime_protocol.ledger.versions.plan import FIRST_RULES, RulesPlan
 from prime_protocol.log.merkle import Frontier
 from prime_protocol.wire.ids import DEFAULT_TICKER, Digest, NetworkId, NodeId, RunId, Slot, Step, Ticker
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
@@ -45,6 +47,8 @@ class EntryContext:
     index: int
     """Number of the entry in the log."""
     version: int
+    rules: int
+    """In force at this entry."""
     body: Digest
     """SHA-256 of the payload's body."""
     leaf_bytes: int
@@ -312,6 +316,8 @@ class RunState:
     awaiting_beacon: list[Step] = field(default_factory=list)
     latest: int = -1
     """Newest published step; -1 before the first."""
+    lineage: OpenLineage | None = None
+    """What the next checkpoint is trained on, as far as it is listed."""
     oldest: int = 0
     """Steps before this one are never leased again, whatever the lag becomes. It only rises."""
     funded: Counter[NodeId] = field(default_factory=Counter)
@@ -432,6 +438,7 @@ class LedgerState:
     """Everything."""
 
     coordinator: NodeId | None = None
+    rules: RulesPlan = FIRST_RULES
     domain: Domain = EMBEDDED_DOMAIN
     log_key: str = ""
     key_rotations: list[KeyRotation] = field(default_factory=list)
@@ -518,6 +525,10 @@ class LedgerState:
         for size in [size for size in self.noted_heads if oldest is None or size < oldest.head_size]:
             del self.noted_heads[size]
         return pending
+
+    def get_version_min(self, terms: RunTerms, at_ms: int) -> int:
+        """The lowest version that may work on a run: what its terms need, and at least the log's rules."""
+        return max(terms.get_version_min(at_ms), self.rules.get_version(at_ms))
 
     def list_owners(self, node: NodeId, at_ms: int) -> list[NodeId]:
         """A node's owner, and those that it left within the unbonding delay."""

@@ -3,7 +3,7 @@
 Each checks everything first, then changes the state. Who judges work is in audits.py, what it earns in rewards.py.
 """
 
-from prime_protocol.constants import LEASE_MS_MAX, ROLLOUT_ROWS_MAX, ROUNDS_MAX
+from prime_protocol.constants import LEASE_MS_MAX, LINEAGE_PAUSE_MS, ROLLOUT_ROWS_MAX, ROUNDS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import (
     CheckpointPublished,
@@ -17,6 +17,7 @@ from prime_protocol.ledger.entries import (
     RunStatusSet,
     RunUpdated,
     StepMeasured,
+    SubmissionsListed,
     Submitted,
 )
 from prime_protocol.ledger.rewards import retire_steps
@@ -31,6 +32,7 @@ from prime_protocol.ledger.state import (
     SubmissionState,
 )
 from prime_protocol.ledger.terms import RunTerms, TrainOn
+from prime_protocol.ledger.versions.lineage import LISTED_LINEAGE, OpenLineage, extend_lineage, find_disorder
 from prime_protocol.wire.ids import Digest, NodeId, Step
 from prime_protocol.wire.typed_data import compute_receipt_id, verify_document
 
@@ -98,14 +100,67 @@ def publish_checkpoint(state: LedgerState, context: EntryContext, entry: Checkpo
         raise RemoteError("step", f"is {entry.step}, the next is {run.latest + 1}")
     if len(set(entry.trained_on)) != len(entry.trained_on):
         raise RemoteError("trained_on", "names a submission twice")
-    for place, name in enumerate(entry.trained_on):
-        _check_trainable(run, name, place, entry.step)
-    for name in entry.trained_on:
-        run.submissions[name].trained_into = entry.step
+    if context.rules >= LISTED_LINEAGE:
+        _check_lineage(run.lineage or OpenLineage(0), entry)
+    _mark_trained(run, "trained_on", entry.trained_on, entry.step)
+    run.lineage = None
     run.checkpoints[entry.step] = CheckpointState(entry.root, entry.manifest, context.position())
     run.awaiting_beacon.append(entry.step)
     run.latest = entry.step
     retire_steps(run)
+
+
+def list_submissions(state: LedgerState, context: EntryContext, entry: SubmissionsListed) -> None:
+    """A part of a list that is longer than LINEAGE_MAX. Each name counts as trained on from here."""
+    run = state.run(context)
+    _check_trainer(run, context)
+    if run.status is RunStatus.CLOSED:
+        raise RemoteError("run", "is closed")
+    if entry.step != run.latest + 1:
+        raise RemoteError("step", f"is {entry.step}, the next is {run.latest + 1}")
+    lineage = run.lineage or OpenLineage(0)
+    if entry.first not in (0, len(lineage.submissions)):
+        raise RemoteError("first", f"is {entry.first}, the next is {len(lineage.submissions)}")
+    dropped = lineage.submissions if entry.first == 0 else []
+    if dropped and context.at_ms < lineage.begun_ms + LINEAGE_PAUSE_MS:
+        wait_ms = lineage.begun_ms + LINEAGE_PAUSE_MS - context.at_ms
+        raise RemoteError("first", "is 0, but the list was begun lately", retry_after_ms=wait_ms)
+    if entry.first == 0:
+        lineage = OpenLineage(context.at_ms)
+    _check_order("submissions", entry.submissions, lineage)
+    _mark_trained(run, "submissions", entry.submissions, entry.step, free=frozenset(dropped))
+    for name in set(dropped).difference(entry.submissions) & run.submissions.keys():
+        run.submissions[name].trained_into = None
+    lineage.submissions += entry.submissions
+    lineage.frontier = extend_lineage(lineage.frontier, entry.submissions)
+    run.lineage = lineage
+
+
+def _check_order(field: str, names: tuple[Digest, ...], lineage: OpenLineage) -> None:
+    place = find_disorder(names, lineage.submissions[-1] if lineage.submissions else None)
+    if place is not None:
+        raise RemoteError(f"{field}[{place}]", f"{names[place]} is not above the name before it")
+
+
+def _check_lineage(lineage: OpenLineage, entry: CheckpointPublished) -> None:
+    """The whole list: its order, its length and its root."""
+    _check_order("trained_on", entry.trained_on, lineage)
+    count = len(lineage.submissions) + len(entry.trained_on)
+    if entry.trained_on_count != count:
+        raise RemoteError("trained_on_count", f"is {entry.trained_on_count}, {count} submissions are listed")
+    root = extend_lineage(lineage.frontier, entry.trained_on).root()
+    if entry.trained_on_root != root:
+        raise RemoteError("trained_on_root", f"is {entry.trained_on_root}, the listed submissions have {root}")
+
+
+def _mark_trained(
+    run: RunState, field: str, names: tuple[Digest, ...], step: Step, free: frozenset[Digest] = frozenset()
+) -> None:
+    """Check all, then mark them. `free`: of a list that is dropped with this entry."""
+    for place, name in enumerate(names):
+        _check_trainable(run, name, f"{field}[{place}]", step, is_free=name in free)
+    for name in names:
+        run.submissions[name].trained_into = step
 
 
 def measure_step(state: LedgerState, context: EntryContext, entry: StepMeasured) -> None:
@@ -123,14 +178,13 @@ def _check_trainer(run: RunState, context: EntryContext) -> None:
         raise RemoteError("sender", f"is {context.author}, the run's trainer is {run.terms.trainer}")
 
 
-def _check_trainable(run: RunState, name: Digest, place: int, step: Step) -> None:
-    field = f"trained_on[{place}]"
+def _check_trainable(run: RunState, name: Digest, field: str, step: Step, *, is_free: bool) -> None:
     submission = run.submissions.get(name)
     if submission is None or submission.outcome is not Outcome.ACCEPT:
         raise RemoteError(field, f"{name} was not accepted in this run")
     if run.terms.train_on is TrainOn.AUDITED and submission.judged is not Outcome.ACCEPT:
         raise RemoteError(field, f"{name} was not audited, and the terms allow training on audited submissions only")
-    if submission.trained_into is not None:
+    if submission.trained_into is not None and not is_free:
         raise RemoteError(field, f"{name} was trained on in step {submission.trained_into}")
     lag = step - 1 - submission.checkpoint_step
     if lag > run.terms.lag_max:
@@ -174,7 +228,7 @@ def _check_worker(state: LedgerState, run: RunState, name: NodeId, at_ms: int) -
         raise RemoteError("node", f"{name} is {node.status} with roles {', '.join(node.roles)}: not an active worker")
     if not state.is_delegated(name, at_ms):
         raise RemoteError("node", f"{name}: its owner's delegation has expired")
-    version_min = run.terms.get_version_min(at_ms)
+    version_min = state.get_version_min(run.terms, at_ms)
     if node.version < version_min:
         raise RemoteError("node", f"{name} speaks version {node.version}, the run needs {version_min}")
     if state.get_stake(name) < run.terms.stake_min_nano:

@@ -23,7 +23,7 @@ from prime_protocol.constants import (
     TEMPERATURE_MAX,
     TEMPERATURE_MIN,
 )
-from prime_protocol.errors import RemoteError
+from prime_protocol.errors import RemoteError, explain_version
 from prime_protocol.rollouts.layout import (
     BYTE_ARRAY,
     COLUMNS,
@@ -370,7 +370,8 @@ def read_header(cursor: PageCursor) -> RolloutHeader:
 
 def parse_header(texts: dict[str, str]) -> RolloutHeader:
     if texts["format"] != str(ROLLOUT_FORMAT_VERSION):
-        raise RemoteError("header.format", f"must be {ROLLOUT_FORMAT_VERSION}")
+        found = parse_header_field("format", parse_uint, texts)
+        raise RemoteError("header.format", explain_version(found, ROLLOUT_FORMAT_VERSION))
     return RolloutHeader(
         run=parse_header_field("run", RunId, texts),
         step=Step(parse_header_field("step", parse_uint, texts)),

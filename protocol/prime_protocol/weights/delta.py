@@ -15,7 +15,7 @@ import numpy as np
 import zstandard
 
 from prime_protocol.constants import DELTA_BLOCK_LANES, DELTA_ZSTD_LEVEL
-from prime_protocol.errors import RemoteError
+from prime_protocol.errors import RemoteError, explain_version
 from prime_protocol.weights.delta_lanes import (
     ESCAPE,
     UNSIGNED,
@@ -142,7 +142,7 @@ def parse_record(record: Buffer, tensor_bytes: int, width: int) -> list[DeltaBlo
     reader = DeltaReader(as_bytes(record).data)
     version, got_width, got_bytes = DELTA_HEADER.unpack(reader.take(DELTA_HEADER.size, "delta.header"))
     if version != DELTA_VERSION:
-        raise RemoteError("delta.version", f"is {version}, known is {DELTA_VERSION}")
+        raise RemoteError("delta.version", explain_version(version, DELTA_VERSION))
     if got_width != width:
         raise RemoteError("delta.width", f"is {got_width}, the tensor's lanes have {width} bytes")
     if got_bytes != tensor_bytes:

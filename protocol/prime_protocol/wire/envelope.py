@@ -13,6 +13,7 @@ from prime_protocol.constants import (
     FRAME_BYTES_MAX,
     KIND_CHARS_MAX,
     PROTOCOL_VERSION,
+    PROTOCOL_VERSION_MIN,
     REPLAY_ENTRIES_MAX,
     REPLAY_SENDER_ENTRIES_MAX,
     SIGNATURE_BYTES,
@@ -71,8 +72,9 @@ def seal_envelope(
     sequence: int,
     issued_at_ms: int,
     life_ms: int,
+    version: int = PROTOCOL_VERSION,
 ) -> bytes:
-    """The frame of one signed envelope."""
+    """The frame of one signed envelope. `version` selects the form of the body: see ledger/versions/upgrades.py."""
     assert 0 < life_ms <= ENVELOPE_LIFE_MS_MAX, f"an envelope lives 1 to {ENVELOPE_LIFE_MS_MAX} ms, not {life_ms}"
     # A Payload, without making one: a coordinator seals a reply to each of thousands of heartbeats a second.
     payload = encode_flat(
@@ -85,13 +87,13 @@ def seal_envelope(
             "run": run,
             "sender": key.node,
             "sequence": sequence,
-            "version": PROTOCOL_VERSION,
+            "version": version,
         }
     )
     return key.sign(_signed_digest(payload)) + payload
 
 
-def open_envelope(frame: bytes, *, network: NetworkId, version_min: int = PROTOCOL_VERSION) -> Envelope:
+def open_envelope(frame: bytes, *, network: NetworkId, version_min: int = PROTOCOL_VERSION_MIN) -> Envelope:
     """Check form, audience and signature; the time is checked by `check_time`, repetition by the guard."""
     if not SIGNATURE_BYTES < len(frame) <= FRAME_BYTES_MAX:
         raise RemoteError("envelope", f"is {len(frame)} bytes, allowed is {SIGNATURE_BYTES + 1} to {FRAME_BYTES_MAX}")

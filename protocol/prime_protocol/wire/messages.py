@@ -32,11 +32,13 @@ from prime_protocol.ledger.entries import (
     NodeRegistered,
     PoolReturned,
     Released,
+    RulesChanged,
     RulingGiven,
     RunFunded,
     RunStatus,
     Staked,
     StepMeasured,
+    SubmissionsListed,
     Submitted,
     Unbonded,
     VerdictCommitted,
@@ -206,7 +208,9 @@ class HeartbeatReply:
     command: NodeCommand
     version_min: Uint
     upgrade_by_ms: Uint
-    """When `version_min` rises above what this node speaks; 0 where nothing is planned."""
+    """When `version_min` rises above what this node spoke when it registered; 0 where nothing is planned."""
+    rules_change: RulesChanged | None = None
+    """Announced in the log, and not in force yet."""
     account: AccountStatus
     updates: Annotated[tuple[SubmissionUpdate, ...], Size(0, UPDATES_LISTED_MAX)]
     """About the node's own submissions, after the heartbeat's `updates_seen`, oldest first."""
@@ -260,6 +264,8 @@ class RunReply:
     status: RunStatus
     terms: RunTerms
     """In force for the next step that is leased."""
+    rules: Uint
+    """Of the log, in force at the time of the reply."""
     latest_step: Annotated[int, Range(-1, 2**63 - 1)]
     """Newest published step; -1 before the first."""
     is_exhausted: bool
@@ -361,6 +367,7 @@ AUTHORED_ENTRIES: tuple[type[Any], ...] = (
     RunFunded,
     Staked,
     StepMeasured,
+    SubmissionsListed,
     Submitted,
     Unbonded,
     VerdictCommitted,
@@ -376,6 +383,7 @@ IDEMPOTENT_ENTRIES: tuple[type[Any], ...] = (
     NodeRegistered,
     RulingGiven,
     StepMeasured,
+    SubmissionsListed,
     Submitted,
     VerdictCommitted,
     VerdictGiven,

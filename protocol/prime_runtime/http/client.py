@@ -19,10 +19,11 @@ from typing import Any, Generic, TypeVar
 import aiohttp
 from yarl import URL
 
-from prime_protocol.constants import KEY_FILE_BYTES_MAX
+from prime_protocol.constants import KEY_FILE_BYTES_MAX, PROTOCOL_VERSION
 from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.versions.upgrades import encode_form
 from prime_protocol.log.tiles import KEYS_PATH
-from prime_protocol.wire.codec import decode, encode
+from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import seal_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.wire.rpc import (
@@ -173,18 +174,20 @@ class HttpClient:
         run: RunId | None = None,
         deadline_ms: int | None = None,
         file: UploadBody | None = None,
+        version: int = PROTOCOL_VERSION,
     ) -> SignedReply[R]:
         """The reply; else CallRefused, Unreachable, or RemoteError if the reply breaks the protocol.
 
-        With a file the body is the file, and the envelope travels in a header.
+        With a file the body is the file, and the envelope travels in a header. `version` is for an entry whose form
+        depends on the log's rules: see `choose_version` in ledger/versions/upgrades.py.
         """
         limits = self._limits
         end_ms = self._clock.monotonic_ms() + (deadline_ms or limits.deadline_ms)
-        body = encode(message)
+        body = encode_form(message, version)
         for attempt in range(1, limits.attempts_max + 1):
             left_ms = end_ms - self._clock.monotonic_ms()
             try:
-                outcome = await self._attempt(server, endpoint, body, run, left_ms, file)
+                outcome = await self._attempt(server, endpoint, body, run, left_ms, file, version)
             except UnexpectedServer as error:
                 if not await self._follow_keys(server, error.signer):
                     raise
@@ -212,8 +215,9 @@ class HttpClient:
         run: RunId | None,
         left_ms: int,
         file: UploadBody | None,
+        version: int,
     ) -> SignedReply[R] | FailedAttempt:
-        frame = self._seal(endpoint, body, run)
+        frame = self._seal(endpoint, body, run, version)
         if file is None:
             method, path, data, headers = "POST", endpoint.path, frame, {"Content-Type": ENVELOPE_TYPE}
         else:
@@ -231,7 +235,7 @@ class HttpClient:
             return explain_transport_error(server.url, error, is_idempotent=endpoint.is_idempotent)
         return self._parse_reply(server, endpoint, frame, status, content_type, raw)
 
-    def _seal(self, endpoint: Endpoint[Any, Any], body: bytes, run: RunId | None) -> bytes:
+    def _seal(self, endpoint: Endpoint[Any, Any], body: bytes, run: RunId | None, version: int) -> bytes:
         now_ms = self._clock.now_ms()
         return seal_envelope(
             self._key,
@@ -242,6 +246,7 @@ class HttpClient:
             sequence=self._sequence.next(now_ms),
             issued_at_ms=now_ms,
             life_ms=self._limits.life_ms,
+            version=version,
         )
 
     def _parse_reply(

@@ -16,7 +16,8 @@ from aiohttp import web
 
 from prime_protocol.constants import PROBLEM_CHARS_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.wire.codec import decode, encode
+from prime_protocol.ledger.versions.upgrades import decode_form
+from prime_protocol.wire.codec import encode
 from prime_protocol.wire.envelope import Envelope, Payload, ReplayGuard, check_time, open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.wire.rpc import REFUSAL_SUFFIX, REPLY_SUFFIX, Endpoint, Refusal, RefusalCode, seal_reply
@@ -306,7 +307,7 @@ class HttpServer:
     ) -> Response | Awaitable[Response]:
         try:
             envelope = self._open(endpoint, frame)
-            message = decode(endpoint.request, envelope.payload.body)
+            message = decode_form(endpoint.request, envelope.payload.version, envelope.payload.body)
             reply: Any = handler(Caller(envelope.payload, frame, envelope.digest, address), message)
             if not isinstance(reply, endpoint.reply):
                 return self._respond_later(endpoint, frame, envelope, reply, handle_ms)

@@ -21,13 +21,16 @@ from prime_coordinator.entry_writer import EntryWriter
 from prime_coordinator.home import CoordinatorHome, database_url, initialise, load_key
 from prime_coordinator.log.store import open_log_store
 from prime_explorer.index.fold import encode_json
+from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.entry_index import compute_entry_keys, decode_leaf
 from prime_protocol.ledger.randomness import compute_slot_task
-from prime_protocol.ledger.replay import ENTRY_RULES, ENTRY_TYPES, EntryScope, replay
+from prime_protocol.ledger.replay import ENTRY_RULES, EntryScope, decode_entry, replay
 from prime_protocol.ledger.rewards import count_context_tokens
 from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
+from prime_protocol.ledger.versions.upgrades import choose_version
 from prime_protocol.log.tree_head import SignedNote, TreeHead, derive_witness_key, encode_cosigned_message
 from prime_protocol.rollouts.file import read_rollouts, write_rollouts
 from prime_protocol.rollouts.rollout import (
@@ -199,7 +202,7 @@ def read_entries(config: CoordinatorConfig, kind: str) -> list[dict[str, Any]]:
     mirror = CoordinatorHome(config.folder).mirror
     size = TreeHead.parse(SignedNote.parse(read_tree_head(mirror)).text).size
     found = [payload for _, payload in map(decode_leaf, read_leaves(mirror, size)) if payload.kind == kind]
-    return [json.loads(encode_json(asdict(decode(ENTRY_TYPES[kind], payload.body)))) for payload in found]
+    return [json.loads(encode_json(asdict(decode_entry(payload)))) for payload in found]
 
 
 @asynccontextmanager
@@ -227,6 +230,8 @@ class Party:
     acknowledged: list[tuple[int, bytes]] = field(default_factory=list)
     """Where each entry stands by the coordinator's word, and the entry's frame."""
     domain: Domain = EMBEDDED_DOMAIN
+    rules: int = PROTOCOL_VERSION
+    """Of the log, for the form of its entries."""
     _sequence: SequenceCounter = field(default_factory=SequenceCounter)
 
     @property
@@ -238,7 +243,8 @@ class Party:
 
     async def write(self, entry: Any) -> EntryReply:
         run = RUN if ENTRY_RULES[type(entry)].scope is EntryScope.RUN else None
-        answer = await self.client.call(self.process.server, ENDPOINTS[type(entry)], entry, run=run)
+        version = choose_version(type(entry), self.rules)
+        answer = await self.client.call(self.process.server, ENDPOINTS[type(entry)], entry, run=run, version=version)
         self.acknowledged.append((answer.message.index, answer.request))
         return answer.message
 
@@ -418,11 +424,8 @@ async def publish(trainer: Party, step: int, *trained_on: Digest) -> e.Checkpoin
     """Manifest first, then the entry."""
     manifest = f"manifest of step {step}".encode()
     await trainer.upload(manifest, UploadPurpose.MANIFEST)
-    entry = e.CheckpointPublished(
-        step=Step(step),
-        root=compute_weights_root(step),
-        manifest=Digest(sha256(manifest).digest()),
-        trained_on=trained_on,
+    _, entry = make_checkpoint_entries(
+        trained_on, step=Step(step), root=compute_weights_root(step), manifest=Digest(sha256(manifest).digest())
     )
     await trainer.write(entry)
     return entry

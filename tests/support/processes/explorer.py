@@ -29,6 +29,7 @@ from prime_protocol.gossip.messages import RELAY_PUBLISH, RelayPublish, ServingR
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.weights.manifest import (
     Manifest,
     ManifestFile,
@@ -232,7 +233,7 @@ class Play:
         manifest = make_manifest(step)
         sealed = seal_manifest(trainer.key, manifest, network=NETWORK, sequence=step, now_ms=now_ms)
         await trainer.upload(sealed.frame, UploadPurpose.MANIFEST)
-        entry = e.CheckpointPublished(step=Step(step), root=sealed.root, manifest=sealed.digest, trained_on=trained_on)
+        entry = make_checkpoint_entries(trained_on, step=Step(step), root=sealed.root, manifest=sealed.digest)[1]
         await trainer.write(entry)
         return entry
 

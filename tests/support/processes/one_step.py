@@ -25,6 +25,7 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.randomness import compute_sample_seed, compute_slot_task
 from prime_protocol.ledger.rewards import count_context_tokens
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
 from prime_protocol.proofs.sampling import sample_tokens
 from prime_protocol.proofs.tolerance import ToplocThresholds
@@ -202,7 +203,7 @@ class Demo:
         checkpoint = weights.open_checkpoint(path, RUN, Step(step))
         digest = Digest(sha256(repr(checkpoint.manifest).encode()).digest())
         root = checkpoint.manifest.root
-        entry = e.CheckpointPublished(step=Step(step), root=root, manifest=digest, trained_on=trained_on)
+        entry = make_checkpoint_entries(trained_on, step=Step(step), root=root, manifest=digest)[1]
         self.world.write("trainer", entry)
         self.world.note_head()
         return checkpoint

@@ -253,9 +253,10 @@ class Swarm:
         await until(lambda: any("the origin of" in line for line in command.lines), "the origin", lambda: command.tail)
         return command
 
-    async def relay(self, name: str, *flags: str) -> Relay:
+    async def relay(self, name: str, *flags: str, **variables: str) -> Relay:
         """Started, not yet joined."""
         relay = Relay(self, name, *flags)
+        relay.command.variables.update(variables)
         await self._start(relay.command)
         return relay
 

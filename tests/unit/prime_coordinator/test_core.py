@@ -8,11 +8,12 @@ from prime_coordinator.constants import BAD_FILES_PER_LEASE_MAX
 from prime_coordinator.core import Core
 from prime_coordinator.intervals import IntervalsConfig
 from prime_coordinator.scheduling.eligibility import ELIGIBILITY_RULES, Eligibility
-from prime_protocol.constants import REGISTRATION_MS
+from prime_protocol.constants import PROTOCOL_VERSION, REGISTRATION_MS, RULES_NOTICE_MS
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.run_record import RunRecord
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.wire.ids import RunId, Step
 from prime_protocol.wire.messages import Heartbeat, LeaseRequest, NodeActivity, NodeCommand, StepRequest
 from support.core_network import SECOND_MS, Scene
@@ -36,7 +37,7 @@ def test_a_heartbeat_reply_has_everything_a_node_needs(scene: Scene) -> None:
     assert reply.weights is not None
     assert (reply.weights.root, reply.weights.beacon) == (checkpoint.root, checkpoint.beacon)
     assert reply.leases == (lease,)
-    assert (reply.lag_max, reply.version_min, reply.upgrade_by_ms) == (TERMS.lag_max, 1, 0)
+    assert (reply.lag_max, reply.version_min, reply.upgrade_by_ms) == (TERMS.lag_max, PROTOCOL_VERSION, 0)
     assert reply.command is NodeCommand.NONE
     assert reply.now_ms == scene.world.now_ms
 
@@ -110,13 +111,34 @@ def test_a_node_status_becomes_a_command_in_the_reply(scene: Scene) -> None:
 
 def test_a_planned_upgrade_is_announced_until_its_date_and_then_required(scene: Scene) -> None:
     date_ms = scene.world.now_ms + DAY_MS
-    scene.order(e.RunUpdated(terms=scene.world.terms(version_next=2, upgrade_by_ms=date_ms)))
+    scene.order(e.RunUpdated(terms=scene.world.terms(version_next=PROTOCOL_VERSION + 1, upgrade_by_ms=date_ms)))
     reply = scene.beat("ann")
-    assert (reply.version_min, reply.upgrade_by_ms) == (1, date_ms)
+    assert (reply.version_min, reply.upgrade_by_ms) == (PROTOCOL_VERSION, date_ms)
     scene.world.wait(DAY_MS)
     reply = scene.beat("ann")
-    assert (reply.version_min, reply.upgrade_by_ms) == (2, 0)
+    assert (reply.version_min, reply.upgrade_by_ms) == (PROTOCOL_VERSION + 1, 0)
     assert "outdated" in scene.ask("ann").reason
+
+
+def test_other_rules_are_announced_with_every_heartbeat_and_then_required() -> None:
+    scene = Scene.started(rules=1)
+    scene.world.register("old", Role.WORKER)
+    scene.state.nodes[scene.node("old")].version = 1
+    notice = e.RulesChanged(rules=2, from_ms=scene.world.now_ms + RULES_NOTICE_MS, release="0.2.0")
+    scene.order(notice, None)
+    for node, by_ms in (("old", notice.from_ms), ("ann", 0)):
+        reply = scene.beat(node)
+        assert (reply.rules_change, reply.version_min, reply.upgrade_by_ms) == (notice, 1, by_ms)
+    scene.world.wait(RULES_NOTICE_MS)
+    reply = scene.beat("old")
+    assert (reply.rules_change, reply.version_min, reply.upgrade_by_ms) == (None, 2, 0)
+    assert "outdated" in scene.ask("old").reason
+
+
+def test_a_coordinator_announces_no_rules_that_it_does_not_know(scene: Scene) -> None:
+    wanted = e.RulesChanged(rules=PROTOCOL_VERSION + 1, from_ms=scene.world.now_ms + RULES_NOTICE_MS, release="9.0")
+    with pytest.raises(RemoteError, match="this coordinator knows up to 2"):
+        scene.core.append_operator_entry(wanted, None, scene.world.now_ms)
 
 
 def test_before_the_first_checkpoint_there_are_no_weights() -> None:
@@ -244,7 +266,7 @@ def test_verdicts_checkpoints_and_registrations_may_be_sent_again_too(scene: Sce
     validator = scene.drawn(name)[0]
     verdict = scene.world.opinion(validator, name, ACCEPT)
     commitments = scene.world.commitments(verdict)
-    checkpoint = e.CheckpointPublished(step=Step(1), root=digest("w"), manifest=digest("m"), trained_on=())
+    checkpoint = make_checkpoint_entries((), step=Step(1), root=digest("w"), manifest=digest("m"))[1]
     hello, delegation = e.NodeRegistered(roles=(Role.WORKER,), hardware=""), scene.world.delegation("owner", "key")
     measured = e.StepMeasured(step=Step(1), metrics=(e.Metric(name="held_out", value=0.5),))
     own = (("key", hello), ("key", delegation))

@@ -40,7 +40,7 @@ class Listener:
 
 
 def accepted(scene: Scene, after: int = 0) -> RunReply:
-    return scene.core.get_run_facts(RUN, RunRequest(after=after))
+    return scene.core.get_run_facts(RUN, RunRequest(after=after), scene.world.now_ms)
 
 
 def names(reply: RunReply) -> list[Digest]:
@@ -232,4 +232,4 @@ def test_a_run_says_whether_its_newest_step_has_work_left() -> None:
 def test_an_unknown_run_is_refused(scene: Scene) -> None:
     core: Core = scene.core
     with pytest.raises(RemoteError, match="not created"):
-        core.get_run_facts(RunId("other"), RunRequest(after=0))
+        core.get_run_facts(RunId("other"), RunRequest(after=0), 0)

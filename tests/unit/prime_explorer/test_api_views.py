@@ -38,7 +38,7 @@ async def test_status_counts_what_is_there(tmp_path: Path) -> None:
     assert status["value"]["held_nano"] == world.state.funds.total_nano()
     (run,) = status["runs"]
     assert (run["run"], run["slots_done"], run["slots_held"], run["validators"]) == (RUN, 1, 4, 9)
-    assert run["version_min"] == 1
+    assert run["version_min"] == 2, "the log follows rules 2"
 
 
 async def test_run_shows_its_terms_and_steps(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import RunStatus
 from prime_protocol.ledger.terms import ANY_MODEL_FILES
@@ -20,6 +21,7 @@ FILES = Digest(bytes([2] * 32))
 RUN = RunReply(
     status=RunStatus.ACTIVE,
     terms=replace(TERMS, trainer=KEY, model_files=ANY_MODEL_FILES),
+    rules=PROTOCOL_VERSION,
     latest_step=5,
     is_exhausted=False,
     accepted=(),

@@ -11,8 +11,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from itertools import groupby
 from typing import Any
 
-from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX
+from prime_protocol.constants import LINEAGE_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.ledger.versions.lineage import LISTED_LINEAGE
 from prime_protocol.rollouts.rollout import Rollout
 from prime_protocol.tasks.family import TaskFamily
 from prime_protocol.wire.ids import Digest, Step
@@ -168,7 +169,9 @@ class RolloutCollector:
 
     async def _fetch_run(self, after: int) -> RunReply:
         request = RunRequest(after=after)
-        return (await self._client.call(self._config.server, RUN, request, run=self._config.run_id)).message
+        found = (await self._client.call(self._config.server, RUN, request, run=self._config.run_id)).message
+        self.buffer.submissions_max = LINEAGE_MAX if found.rules < LISTED_LINEAGE else 0
+        return found
 
     # --- Ingesting --------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_protocol.constants import LINEAGE_MAX
 from prime_protocol.wire.ids import Digest, Slot, Step
 from prime_trainer.config import BatchConfig
 from prime_trainer.data.packing import Sample
@@ -99,6 +98,8 @@ class RolloutBuffer:
     trained: dict[Digest, int] = field(default_factory=dict)
     """Recently trained submissions, and the step that trained on each."""
     waiting: dict[Digest, GradedSubmission] = field(default_factory=dict)
+    submissions_max: int = 0
+    """Most submissions of one step; 0: as many as it needs. Rules 1 of the log have a limit."""
     expired: int = 0
     """Submissions that became too old before a step used them."""
 
@@ -125,14 +126,14 @@ class RolloutBuffer:
     def is_enough(self) -> bool:
         """Whether the waiting submissions make a step."""
         tokens = sum(each.tokens for each in self.waiting.values())
-        return self._is_full(self.groups, tokens) or len(self.waiting) >= LINEAGE_MAX
+        return self._is_full(len(self.waiting), self.groups, tokens)
 
     def take_batch(self, step: Step) -> TrainingBatch:
         """Take as many of the oldest submissions as make a step; all of them if they do not."""
         taken: list[GradedSubmission] = []
         groups = tokens = 0
         for submission in self.waiting.values():
-            if self._is_full(groups, tokens) or len(taken) == LINEAGE_MAX:
+            if self._is_full(len(taken), groups, tokens):
                 break
             taken.append(submission)
             groups += len(submission.groups_with_signal)
@@ -141,7 +142,9 @@ class RolloutBuffer:
             del self.waiting[submission.name]
         return make_batch(taken, step)
 
-    def _is_full(self, groups: int, tokens: int) -> bool:
+    def _is_full(self, submissions: int, groups: int, tokens: int) -> bool:
+        if 0 < self.submissions_max <= submissions:
+            return True
         return groups >= self.config.groups or 0 < self.config.tokens <= tokens
 
     def mark_trained(self, names: Iterable[Digest], step: Step) -> None:

@@ -17,10 +17,12 @@ from safetensors import safe_open
 
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.guard import GossipGuard
-from prime_protocol.ledger.entries import CheckpointPublished
+from prime_protocol.ledger.entries import CheckpointPublished, SubmissionsListed
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
+from prime_protocol.ledger.versions.upgrades import choose_version
 from prime_protocol.weights.manifest import ManifestKind, SignedManifest
 from prime_protocol.wire.ids import Digest, Step
-from prime_protocol.wire.messages import ENTRY_ENDPOINTS, EntryReply, UploadPurpose, UploadRequest
+from prime_protocol.wire.messages import ENTRY_ENDPOINTS, RUN, EntryReply, RunRequest, UploadPurpose, UploadRequest
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.gossip.transport import GossipHttpClient, GossipPublisher
@@ -52,6 +54,7 @@ RETRY_MS = 1_000
 RETRY_MS_MAX = 60_000
 """Pause between two tries to reach the coordinator; it doubles each time."""
 (CHECKPOINT_PUBLISHED,) = (endpoint for endpoint in ENTRY_ENDPOINTS if endpoint.request is CheckpointPublished)
+(SUBMISSIONS_LISTED,) = (endpoint for endpoint in ENTRY_ENDPOINTS if endpoint.request is SubmissionsListed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +115,7 @@ async def publish_step(
         write_to_store, config, key, checkpoint, step, sequence=sequence, keyframe=keyframe, now_ms=clock.now_ms()
     )
     named = choose_manifest(made)
-    entry = CheckpointPublished(step=step, root=named.root, manifest=named.digest, trained_on=trained_on)
+    parts, entry = make_checkpoint_entries(trained_on, step=step, root=named.root, manifest=named.digest)
     async with config.open_client(key, clock) as client:
         upload = UploadRequest(
             digest=named.digest,
@@ -122,7 +125,14 @@ async def publish_step(
             submission=None,
         )
         await upload_file(client, config.server, upload, named.frame, run=config.run_id)
-        logged = (await client.call(config.server, CHECKPOINT_PUBLISHED, entry, run=config.run_id)).message
+        # The entry has the form of the rules in force: a network may still follow older ones.
+        facts = (await client.call(config.server, RUN, RunRequest(after=2**63 - 1), run=config.run_id)).message
+        for part in parts:
+            version = choose_version(SubmissionsListed, facts.rules)
+            await client.call(config.server, SUBMISSIONS_LISTED, part, run=config.run_id, version=version)
+        version = choose_version(CheckpointPublished, facts.rules)
+        reply = await client.call(config.server, CHECKPOINT_PUBLISHED, entry, run=config.run_id, version=version)
+        logged = reply.message
         announced = await announce(config, key, client, sequence, made, clock)
     return Publication(made, named, logged, announced, remove_old_versions(store, config.keep))
 

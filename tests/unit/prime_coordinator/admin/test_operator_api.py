@@ -17,6 +17,7 @@ from prime_coordinator.operator_messages import (
     AnchorNow,
     CountValidators,
 )
+from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.ledger.entries import (
     Deposited,
     NodeStatus,
@@ -134,7 +135,7 @@ async def test_the_operator_is_told_how_many_owners_could_judge_a_run(tmp_path: 
     async with called_by("coordinator", world, tmp_path) as (client, server, _):
         known = await client.call(server, COUNT_VALIDATORS, CountValidators(terms=terms), run=RUN)
         fresh = await client.call(server, COUNT_VALIDATORS, CountValidators(terms=terms), run=RunId("run-2"))
-        newer = replace(terms, version_min=terms.version_min + 1)
+        newer = replace(terms, version_min=PROTOCOL_VERSION + 1)
         outdated = await client.call(server, COUNT_VALIDATORS, CountValidators(terms=newer), run=RUN)
         world.now_ms += 31 * DAY_MS
         expired = await client.call(server, COUNT_VALIDATORS, CountValidators(terms=terms), run=RUN)

@@ -11,6 +11,7 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus
 from prime_protocol.ledger.randomness_chain import sign_round
 from prime_protocol.ledger.rounds import find_cosignature_problem
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.messages import Cosigned, Heartbeat, HeartbeatReply, NodeActivity
 from support.core_network import SECOND_MS, Scene
@@ -141,7 +142,7 @@ def test_a_validator_that_is_gone_leaves_the_draw_so_that_the_others_are_enough(
 def test_a_step_without_its_round_says_what_it_waits_for_and_resumes_by_itself() -> None:
     scene = Scene.started()
     scene.is_source_down = True
-    entry = e.CheckpointPublished(step=Step(1), root=digest("w"), manifest=digest("m"), trained_on=())
+    entry = make_checkpoint_entries((), step=Step(1), root=digest("w"), manifest=digest("m"))[1]
     scene.send("trainer", entry)
     assert "waits for a tree head" in scene.ask("ann").reason
     scene.tick(2 * SECOND_MS)

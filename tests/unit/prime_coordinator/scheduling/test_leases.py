@@ -16,6 +16,7 @@ from prime_coordinator.scheduling.leases import compute_slots_max
 from prime_protocol.constants import LEASE_SLACK, LEASE_TARGET_MS, ROLLOUT_FILE_BYTES_MAX, ROLLOUT_ROWS_MAX
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, RunStatus
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from support.core_network import SECOND_MS, Scene
 from support.ledger_network import MINUTE_MS, RUN, TERMS
 
@@ -303,7 +304,7 @@ def test_only_the_latest_step_is_leased(scene: Scene) -> None:
 
 
 def test_before_the_beacon_there_is_nothing_to_lease(scene: Scene) -> None:
-    entry = e.CheckpointPublished(step=e.Step(1), root=e.Digest(bytes(32)), manifest=e.Digest(bytes(32)), trained_on=())
+    entry = make_checkpoint_entries((), step=e.Step(1), root=e.Digest(bytes(32)), manifest=e.Digest(bytes(32)))[1]
     scene.send("trainer", entry)
     assert "waits for a tree head" in scene.ask("ann").reason
     scene.tick(SECOND_MS)

@@ -240,6 +240,8 @@ async def test_a_bundle_that_contradicts_itself_is_refused(
     for damaged in (raw[:-1], raw + b"\0", b"", raw[:40] + bytes([raw[40] ^ 1]) + raw[41:]):
         with pytest.raises(RemoteError):
             decode_evidence(damaged)
+    with pytest.raises(RemoteError, match=r"Evidence.version: is 4, this program reads 3: upgrade prime-swarm"):
+        decode_evidence(b"fields that are not known yet" + raw[29:-1] + b"\x04")
 
 
 async def test_a_file_that_is_too_large_for_a_bundle_is_named_by_its_digest(

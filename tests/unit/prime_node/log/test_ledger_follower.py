@@ -13,7 +13,7 @@ from prime_node.log.ledger_follower import LedgerFollower
 from prime_node.log.log_sources import LogSource
 from prime_node.log.replay import HeadSighting
 from prime_node.log.signed_heads import SignedHead
-from prime_protocol.constants import LIVE_CLOCK_MS_MAX, LOG_ENTRIES_MAX
+from prime_protocol.constants import LIVE_CLOCK_MS_MAX, LOG_ENTRIES_MAX, PROTOCOL_VERSION, RULES_NOTICE_MS
 from prime_protocol.errors import LocalError
 from prime_protocol.gossip.accusation import Accusation, BrokenRule
 from prime_protocol.ledger.state import LedgerState
@@ -206,18 +206,14 @@ async def test_times_of_live_entries_are_compared_and_those_of_history_are_not(t
     assert (following.follower.size, following.follower.is_broken) == (600, False), "the rules are followed further"
 
 
-async def test_an_entry_that_only_a_newer_program_understands_is_told_and_accuses_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from prime_protocol.constants import PROTOCOL_VERSION
-
+async def test_rules_that_only_a_newer_program_knows_are_told_and_accuse_nobody(tmp_path: Path) -> None:
     world = WORLD.fork()
-    with monkeypatch.context() as patch:
-        patch.setattr("prime_protocol.wire.envelope.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
-        newer = world.seal("ann", world.registration("ann"), None, kind="NotInventedYet")
-    following = Following(tmp_path, ServedLog([*WORLD.leaves, newer]))
-    await following.until(lambda: "pip install --upgrade" in following.follower.problem)
-    assert (following.follower.size, following.keeper.is_stopped) == (600, False)
+    world.announce_rules(PROTOCOL_VERSION + 1)
+    world.wait(RULES_NOTICE_MS)
+    newer = world.seal("ann", world.registration("ann"), None, kind="NotInventedYet", version=PROTOCOL_VERSION + 1)
+    following = Following(tmp_path, ServedLog([*world.leaves, newer]))
+    await following.until(lambda: "upgrade prime-swarm to version 0.3.0" in following.follower.problem)
+    assert (following.follower.size, following.keeper.is_stopped) == (601, False)
 
 
 async def test_a_killed_process_is_an_error_that_a_restart_repairs(tmp_path: Path) -> None:

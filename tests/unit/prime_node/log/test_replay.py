@@ -14,7 +14,7 @@ from prime_node.log.replay import (
     compute_pause_ms,
     make_accusation,
 )
-from prime_protocol.constants import ACCUSED_LEAF_BYTES_MAX, LIVE_CLOCK_MS_MAX, PROTOCOL_VERSION
+from prime_protocol.constants import ACCUSED_LEAF_BYTES_MAX, LIVE_CLOCK_MS_MAX, PROTOCOL_VERSION, RULES_NOTICE_MS
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.accusation import BrokenRule
 from prime_protocol.ledger import entries as e
@@ -114,12 +114,47 @@ def test_bytes_that_are_no_entry_and_a_log_of_another_coordinator_break_a_rule()
     assert "of the first entry" in report.finding.problem
 
 
-def test_an_entry_of_a_newer_version_that_is_not_understood_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def announce(world: World) -> None:
+    """Rules that no program knows, from the next moment that the network allows."""
+    world.announce_rules(PROTOCOL_VERSION + 1)
+    world.wait(RULES_NOTICE_MS - 1)
+
+
+def test_unknown_rules_are_told_when_they_start_and_accuse_nobody() -> None:
     world = WORLD.fork()
-    monkeypatch.setattr("prime_protocol.wire.envelope.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
+    announce(world)
+    world.deposit("ann", 1)
+    world.wait(1)
     leaf = world.seal("coordinator", e.HeadNoted(root=world.state.frontier.root()), None, kind="NotInventedYet")
     report = make_replay().apply([*world.leaves, leaf])
-    assert (report.finding, report.newer_version, report.size) == (None, PROTOCOL_VERSION + 1, 600)
+    assert (report.finding, report.size) == (None, 602)
+    assert report.unknown_rules == (
+        "this log follows rules 3 from entry 602 on, and this program knows rules up to 2:"
+        " upgrade prime-swarm to version 0.3.0 or later"
+    )
+
+
+def test_before_the_rules_change_a_high_version_excuses_nothing() -> None:
+    world = WORLD.fork()
+    announce(world)
+    noted = e.HeadNoted(root=world.state.frontier.root())
+    leaf = world.seal("coordinator", noted, None, kind="NotInventedYet", version=PROTOCOL_VERSION + 1)
+    report = make_replay().apply([*world.leaves, leaf])
+    assert report.finding is not None
+    assert (report.finding.rule, report.finding.index, report.unknown_rules) == (BrokenRule.LEDGER, 601, "")
+
+
+def test_a_coordinator_that_sets_its_clock_ahead_to_start_unknown_rules_is_accused() -> None:
+    world = WORLD.fork()
+    announce(world)
+    world.wait(1)
+    leaf = world.seal("coordinator", e.HeadNoted(root=world.state.frontier.root()))
+    before_ms = world.now_ms - LIVE_CLOCK_MS_MAX - 1
+    replay = make_replay()
+    replay.apply(world.leaves)
+    report = replay.apply([leaf], TimeWindow(before_ms - 1000, before_ms))
+    assert report.finding is not None
+    assert (report.finding.rule, bool(report.unknown_rules)) == (BrokenRule.CLOCK, True)
 
 
 # --- Times ------------------------------------------------------------------------------------------------------------

@@ -80,9 +80,9 @@ def test_where_the_state_decides_or_the_leaf_is_not_sent_it_is_a_claim() -> None
     assert judge(accuse(BROKEN_ALONE["not the coordinator"], sends_leaf=False)) is AccusationProof.CLAIM
 
 
-def test_an_entry_of_a_newer_version_does_not_convict(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("prime_protocol.wire.envelope.PROTOCOL_VERSION", PROTOCOL_VERSION + 1)
-    assert judge(accuse(WORLD.seal("coordinator", NOTED, kind="Invented"))) is AccusationProof.CLAIM
+def test_an_entry_of_a_newer_version_does_not_convict() -> None:
+    newer = WORLD.seal("coordinator", NOTED, kind="Invented", version=PROTOCOL_VERSION + 1)
+    assert judge(accuse(newer)) is AccusationProof.CLAIM
 
 
 def test_a_head_that_the_log_did_not_sign_says_nothing_about_it() -> None:

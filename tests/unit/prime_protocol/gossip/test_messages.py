@@ -1,6 +1,7 @@
 """A gossiped message opens only as what it is, where it belongs and while it counts."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from prime_protocol.constants import (
     GOSSIP_FRAME_BYTES_MAX,
     GOSSIP_MANIFESTS_MAX,
     GOSSIP_REPEATS,
+    PROTOCOL_VERSION,
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.messages import (
@@ -119,10 +121,10 @@ def test_a_body_that_is_not_the_message_is_refused() -> None:
 
 def test_a_body_that_only_newer_software_understands_is_told_apart() -> None:
     letter = decode(Payload, sealed_as(GossipKind.ANNOUNCED, b"\x00")[65:])
-    raw = encode(Payload(**{name: getattr(letter, name) for name in Payload.__slots__} | {"version": 2}))
+    raw = encode(replace(letter, version=PROTOCOL_VERSION + 1))
     from prime_protocol.wire.envelope import _signed_digest
 
-    with pytest.raises(RemoteError, match=r"^Payload\.version: is 2, newer than ours"):
+    with pytest.raises(RemoteError, match=r"^Payload\.version: is 3, newer than ours"):
         opened(bytes(Signature(TRAINER.sign(_signed_digest(raw)))) + raw, GossipKind.ANNOUNCED)
 
 

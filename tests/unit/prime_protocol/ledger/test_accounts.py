@@ -5,7 +5,13 @@ from typing import Any
 
 import pytest
 
-from prime_protocol.constants import AMOUNT_NANO_MAX, ENTRY_VALUE_NANO, REGISTRATION_MS, UNBONDINGS_MAX
+from prime_protocol.constants import (
+    AMOUNT_NANO_MAX,
+    ENTRY_VALUE_NANO,
+    PROTOCOL_VERSION,
+    REGISTRATION_MS,
+    UNBONDINGS_MAX,
+)
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Role, RunStatus
@@ -101,7 +107,7 @@ def test_registering_again_replaces_the_offer_and_keeps_the_rest(world: World) -
     world.wait(REGISTRATION_MS)
     world.write("ann", e.NodeRegistered(roles=(Role.RELAY, Role.WORKER), hardware="two cards"))
     node = world.state.nodes[world.id("ann")]
-    assert (node.roles, node.hardware, node.version) == ((Role.RELAY, Role.WORKER), "two cards", 1)
+    assert (node.roles, node.hardware, node.version) == ((Role.RELAY, Role.WORKER), "two cards", PROTOCOL_VERSION)
     assert node.status is NodeStatus.BANNED, "a banned node does not let itself in again"
     assert world.stake_of("ann") == STAKE
 
@@ -225,7 +231,7 @@ def test_a_validator_is_listed_while_it_offers_may_and_has_stake(left_by: str) -
     elif left_by == "owner":
         world.delegate("poor", "val-1")
     else:
-        world.coordinate(e.RunUpdated(terms=world.terms(version_min=2)))
+        world.coordinate(e.RunUpdated(terms=world.terms(version_min=PROTOCOL_VERSION + 1)))
     assert node not in world.run.validators
     if left_by == "status":
         world.coordinate(e.NodeStatusSet(node=node, status=NodeStatus.ACTIVE, reason=""))

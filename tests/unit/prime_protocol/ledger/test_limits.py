@@ -186,6 +186,7 @@ def test_every_entry_that_anyone_writes_is_limited_here_or_answers_another() -> 
         e.PoolReturned: "once for each account that funded a closed run",
         e.CheckpointPublished: "the trainer's, one step after the other",
         e.StepMeasured: "the trainer's, once for each checkpoint",
+        e.SubmissionsListed: "the trainer's, each accepted submission once, and again after LINEAGE_PAUSE_MS",
         e.LeaseEnded: "a lease that the coordinator granted",
         e.Submitted: "a lease that the coordinator granted",
         e.VerdictCommitted: "a draw",

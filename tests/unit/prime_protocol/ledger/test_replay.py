@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 
-from prime_protocol.constants import CLOCK_SKEW_MS_MAX, LOG_ENTRY_BYTES_MAX, READ_PROOF_BYTES, REGISTRATION_MS
+from prime_protocol.constants import (
+    CLOCK_SKEW_MS_MAX,
+    LOG_ENTRY_BYTES_MAX,
+    READ_PROOF_BYTES,
+    REGISTRATION_MS,
+    RULES_NOTICE_MS,
+)
 from prime_protocol.errors import RemoteError
 from prime_protocol.keys.rotation import CoordinatorKeyRotated, LogKeyRotated
 from prime_protocol.ledger import entries as e
@@ -21,6 +27,7 @@ from prime_protocol.ledger.entries import (
     RunStatus,
 )
 from prime_protocol.ledger.replay import ENTRY_RULES, ENTRY_TYPES, EntryAuthor, EntryScope, Ledger, replay
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import open_envelope
@@ -39,6 +46,7 @@ def examples(world: World) -> dict[type, Any]:
     answer = world.answer(lease)
     found = [
         e.NetworkCreated(log_key="key", chain_id=0, contract=NODE, unbonding_ms=0, **RANDOMNESS),
+        e.RulesChanged(rules=3, from_ms=world.now_ms + RULES_NOTICE_MS, release="0.3.0"),
         e.Deposited(account=NODE, amount_nano=1, reference=NAME),
         e.Withdrawn(amount_nano=1),
         HELLO,
@@ -57,7 +65,8 @@ def examples(world: World) -> dict[type, Any]:
         e.RunStatusSet(status=RunStatus.PAUSED, reason=""),
         e.RunFunded(amount_nano=1),
         e.PoolReturned(amount_nano=1),
-        e.CheckpointPublished(step=Step(1), root=NAME, manifest=NAME, trained_on=()),
+        e.SubmissionsListed(step=Step(1), first=0, submissions=(NAME,)),
+        make_checkpoint_entries((), step=Step(1), root=NAME, manifest=NAME)[1],
         e.StepMeasured(step=Step(0), metrics=(e.Metric(name="held_out", value=0.5),)),
         e.LeaseGranted(
             lease=0,
@@ -124,6 +133,7 @@ OTHERS_WORD = {
     e.RunFunded: "amount_nano",
     FindingFiled: "submission",
     e.PoolReturned: "run",
+    e.SubmissionsListed: "sender",
     e.CheckpointPublished: "sender",
     e.StepMeasured: "sender",
     e.LeaseEnded: "sender",

@@ -7,6 +7,7 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_settled_outcome
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.terms import SlashDestination
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.wire.ids import Step
 from prime_protocol.wire.typed_data import Domain
 from support.ledger_network import (
@@ -566,9 +567,8 @@ def test_a_step_with_an_open_slash_or_an_open_credit_is_kept() -> None:
 def test_a_head_that_comes_after_its_submission_is_gone_is_no_trouble() -> None:
     world = World.started(audit_probation=0, lag_max=0)
     name = world.not_drawn("ann")
-    trained = e.CheckpointPublished(
-        step=Step(1), root=world.state.frontier.root(), manifest=world.state.frontier.root(), trained_on=()
-    )
+    root = world.state.frontier.root()
+    _, trained = make_checkpoint_entries((), step=Step(1), root=root, manifest=root)
     world.write("trainer", trained)
     world.pay_out(0)
     assert name not in world.run.submissions

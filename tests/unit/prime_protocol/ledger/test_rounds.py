@@ -10,6 +10,7 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Role
 from prime_protocol.ledger.randomness import compute_witnesses_needed, draw_witnesses
 from prime_protocol.ledger.randomness_chain import sign_round
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.wire.ids import NodeId, Step
 from support.ledger_network import CHAIN, CHAIN_SECRET, DAY_MS, RANDOMNESS, RUN, TOKEN, VALIDATORS, World, digest
 
@@ -171,7 +172,7 @@ def test_a_submission_that_is_gone_with_its_step_needs_no_round() -> None:
     world = World.started(audit_probation=0, audit_floor=1, lag_max=0)
     name = world.not_drawn("ann")
     note(world)
-    world.write("trainer", e.CheckpointPublished(step=Step(1), root=digest("r"), manifest=digest("m"), trained_on=()))
+    world.write("trainer", make_checkpoint_entries((), step=Step(1), root=digest("r"), manifest=digest("m"))[1])
     world.pay_out(0)
     assert name not in world.run.submissions
     while world.state.pending_rounds:

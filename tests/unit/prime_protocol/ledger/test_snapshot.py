@@ -14,9 +14,8 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import snapshot
 from prime_protocol.ledger.entries import LogRestored, Outcome, SnapshotNoted
 from prime_protocol.ledger.entry_index import decode_leaf
-from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger, replay, verify_leaf
+from prime_protocol.ledger.replay import Ledger, decode_entry, replay, verify_leaf
 from prime_protocol.ledger.snapshot import compute_snapshot_digest, decode_snapshot, encode_snapshot
-from prime_protocol.wire.codec import decode
 from prime_protocol.wire.ids import NetworkId
 from support.ledger_network import NETWORK, World, digest
 
@@ -193,7 +192,7 @@ def test_a_forged_signature_inside_an_entry_is_found_apart_from_the_fold(kind: b
     world = busy_world()
     leaf = next(leaf for leaf in world.leaves if kind in leaf)
     payload = decode_leaf(leaf)[1]
-    entry: Any = decode(ENTRY_TYPES[payload.kind], payload.body)
+    entry: Any = decode_entry(payload)
     forged = world.seal(
         world.names[payload.sender], type(entry)(**{**_fields(entry), "signature": _flip(entry.signature)})
     )

@@ -5,12 +5,13 @@ from typing import Any
 
 import pytest
 
-from prime_protocol.constants import LEASE_MS_MAX, REGISTRATION_MS, ROLLOUT_ROWS_MAX, ROUNDS_MAX
+from prime_protocol.constants import LEASE_MS_MAX, PROTOCOL_VERSION, REGISTRATION_MS, ROLLOUT_ROWS_MAX, ROUNDS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.terms import TrainOn
+from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.wire.ids import Digest, NetworkId, RunId, Slot, Step
 from support.ledger_network import DAY_MS, HOUR_MS, ON_CHAIN, RUN, STAKE, TERMS, VALIDATORS, World, digest
 
@@ -23,7 +24,7 @@ def world() -> World:
 
 
 def checkpoint(step: int, *trained_on: Digest) -> e.CheckpointPublished:
-    return e.CheckpointPublished(step=Step(step), root=digest("w"), manifest=digest("m"), trained_on=trained_on)
+    return make_checkpoint_entries(trained_on, step=Step(step), root=digest("w"), manifest=digest("m"))[1]
 
 
 def test_a_run_is_created_once(world: World) -> None:
@@ -215,14 +216,14 @@ def test_a_lease_needs_an_active_worker_with_stake(world: World) -> None:
 
 
 def test_a_lease_needs_the_version_of_the_run(world: World) -> None:
-    world.coordinate(e.RunUpdated(terms=world.terms(version_min=2)))
+    world.coordinate(e.RunUpdated(terms=world.terms(version_min=PROTOCOL_VERSION + 1)))
     with world.refuses("node"):
         world.lease("ann")
 
 
 def test_a_planned_version_is_needed_from_its_date_on_for_work_and_for_judging(world: World) -> None:
     date_ms = world.now_ms + HOUR_MS
-    world.coordinate(e.RunUpdated(terms=world.terms(version_next=2, upgrade_by_ms=date_ms)))
+    world.coordinate(e.RunUpdated(terms=world.terms(version_next=PROTOCOL_VERSION + 1, upgrade_by_ms=date_ms)))
     name = world.submit(world.lease("ann"))
     world.wait(HOUR_MS)
     with world.refuses("node"):

@@ -5,10 +5,8 @@ from hashlib import sha256
 import numpy as np
 import pytest
 
-from prime_protocol.constants import LINEAGE_MAX
 from prime_protocol.wire.ids import Digest, Slot, Step
 from prime_trainer.config import BatchConfig
-from prime_trainer.data import rollout_buffer as harvest_module
 from prime_trainer.data.rollout_buffer import GradedSubmission, RolloutBuffer, RolloutGroup, make_batch
 from support.training_samples import make_sample
 
@@ -81,14 +79,14 @@ def test_what_is_behind_by_more_than_the_lag_is_dropped_and_counted() -> None:
     assert (batch.metrics["lag_mean"], batch.metrics["lag_max"]) == (1.5, 2)
 
 
-def test_step_names_no_more_submissions_than_an_entry_of_the_log_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(harvest_module, "LINEAGE_MAX", 3)
+def test_step_names_as_many_submissions_as_it_needs_unless_the_log_has_a_limit() -> None:
     harvest = RolloutBuffer(BatchConfig(groups=10))
     for number in range(5):
         harvest.add(delivery(str(number)))
+    assert not harvest.is_enough()
+    harvest.submissions_max = 3
     assert harvest.is_enough()
     assert len(harvest.take_batch(Step(0)).submissions) == 3
-    assert LINEAGE_MAX == 1500
 
 
 def test_batch_of_nothing_says_so() -> None:
