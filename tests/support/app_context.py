@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.core import Core
 from prime_coordinator.home import CoordinatorHome
@@ -12,9 +10,8 @@ from prime_coordinator.settlement.interface import EmbeddedSettlement
 from prime_protocol.ledger.entry_index import compute_entry_keys
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from support.ledger_network import NETWORK, World
+from support.log_store import LOG_KEY
 from support.mirrors import write_mirror
-
-LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
 
 
 class FakeAppContext:

@@ -13,16 +13,12 @@ from prime_protocol.ledger.replay import Ledger
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from support.ledger_network import NETWORK, World
-from support.log_store import LOG_KEY, VERIFIER
+from support.log_store import LOG_KEY
 from support.mirrors import write_mirror
 
 
 class KeyedWorld(World):
-    """Its first entry names the key that signs its heads."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.log_key = str(VERIFIER)
+    """A world of its own, which no other test has a fork of."""
 
     @classmethod
     def begun(cls, *, workers: Sequence[str] = ("ann", "bob"), validators: int = 9, **terms: Any) -> "KeyedWorld":

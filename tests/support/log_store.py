@@ -3,8 +3,6 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-
 from prime_coordinator.config import LogWriterConfig
 from prime_coordinator.log.replay import recover_ledger
 from prime_coordinator.log.store import LogStore
@@ -13,13 +11,11 @@ from prime_coordinator.log.writer import LogWriter
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Role
 from prime_protocol.ledger.replay import Ledger
-from prime_protocol.log.tree_head import ORIGIN_PREFIX, VerifierKey
 from prime_protocol.wire.ids import NodeId
 from prime_runtime.clock import SystemClock
-from support.ledger_network import NETWORK, RANDOMNESS, World
+from support.ledger_network import NETWORK, RANDOMNESS, World, log_key, verifier
 
-LOG_KEY = Ed25519PrivateKey.from_private_bytes(b"\x07" * 32)
-VERIFIER = VerifierKey.of(ORIGIN_PREFIX + NETWORK, LOG_KEY)
+LOG_KEY, VERIFIER = log_key("first"), verifier("first")
 
 
 def make_leaves(count: int) -> list[bytes]:
