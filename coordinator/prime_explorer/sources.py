@@ -15,9 +15,9 @@ from typing import Protocol
 from prime_explorer.config import MANIFEST_BYTES_READ, MANIFESTS_CACHED, UPTIME_SAMPLE_MS
 from prime_explorer.pages.live import (
     ChainAnchor,
+    LiveNodeWork,
     NodeCounts,
     NodePresence,
-    NodeWork,
     PayoutView,
     RefusedFile,
     ServingNode,
@@ -49,7 +49,7 @@ class LiveState(Protocol):
         """By address in its printed form."""
         ...
 
-    def get_work(self, node: NodeId) -> NodeWork | None:
+    def get_work(self, node: NodeId) -> LiveNodeWork | None:
         """None if it is not registered."""
         ...
 

@@ -3,7 +3,11 @@
 from pathlib import Path
 
 from prime_lab.attacks.answer_attacks import attack_answers
-from prime_lab.attacks.catalog import ANSWER_ATTACKS, CROSS_RUN, STEADY_ATTACKS
+from prime_lab.attacks.catalog import (
+    ANSWER_ATTACKS,
+    CROSS_RUN,
+    STEADY_ATTACKS,
+)
 from prime_lab.attacks.ledger_attacks import attack_reputation
 
 

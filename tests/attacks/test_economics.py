@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from prime_coordinator.constants import BLAME_MAX, BLAME_PER_OVERTURNED, LEASES_UNSETTLED_MAX
-from prime_lab.attacks.catalog import LEDGER_ATTACKS, VALIDATOR_ATTACKS, WORKER_ATTACKS, Attack, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackVerdict
+from prime_lab.attacks.catalog import (
+    LEDGER_ATTACKS,
+    VALIDATOR_ATTACKS,
+    WORKER_ATTACKS,
+)
 from prime_lab.attacks.economics import (
     COST_SHARE,
     INSPECTED,

@@ -1,6 +1,8 @@
 """Strangers who fill the log: how far they get, measured against the coordinator's core over a virtual day."""
 
-from prime_lab.attacks.catalog import STRANGER_ATTACKS
+from prime_lab.attacks.catalog import (
+    STRANGER_ATTACKS,
+)
 from prime_lab.attacks.flood_attacks import FLOODS, KEYS, flood_log, is_newcomer_admitted
 from prime_protocol.constants import FREE_BURST_MS, FREE_BYTES_PER_DAY
 

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from prime_lab.attacks.attack import AttackResult, AttackVerdict
 from prime_lab.attacks.catalog import (
     ALL_ATTACKS,
     ANSWER_ATTACKS,
@@ -19,10 +20,8 @@ from prime_lab.attacks.catalog import (
     STRANGER_ATTACKS,
     VALIDATOR_ATTACKS,
     WORKER_ATTACKS,
-    AttackResult,
-    AttackVerdict,
 )
-from prime_lab.attacks.coordinator_attacks import FORGED_LOGS
+from prime_lab.attacks.coordinator.forged_logs import FORGED_LOGS
 from prime_lab.attacks.flood_attacks import FLOODS
 from prime_lab.attacks.forged_files import FILE_FORGERS
 from prime_lab.attacks.judgement_attacks import JUDGEMENT_SCENARIOS

@@ -9,19 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from prime_lab.attacks.catalog import COORDINATOR_ATTACKS, GROUND_DRAW, AttackResult, AttackVerdict
-from prime_lab.attacks.coordinator_attacks import (
-    RULE_BREAKERS,
-    attack_draws,
-    attack_keys,
-    attack_restores,
-    attack_rules,
-    follow_log,
-    grind_log,
-    make_operator,
-    show_heads,
+from prime_lab.attacks.attack import AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    COORDINATOR_ATTACKS,
+    GROUND_DRAW,
 )
-from prime_lab.attacks.grinding import find_grinding_position, grind_draw
+from prime_lab.attacks.coordinator.draws import attack_draws, grind_log, make_operator
+from prime_lab.attacks.coordinator.grinding import find_grinding_position, grind_draw
+from prime_lab.attacks.coordinator.keys import attack_keys
+from prime_lab.attacks.coordinator.restores import attack_restores, show_heads
+from prime_lab.attacks.coordinator.rules import RULE_BREAKERS, attack_rules, follow_log
 from prime_lab.attacks.judgement_attacks import (
     JUDGEMENT_SCENARIOS,
     judge_false_findings,

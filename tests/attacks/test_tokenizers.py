@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from prime_lab.attacks.catalog import HOSTILE_TOKENIZER
+from prime_lab.attacks.catalog import (
+    HOSTILE_TOKENIZER,
+)
 from prime_lab.attacks.tokenizer_attacks import HOSTILE_TOKENIZERS, attack_tokenizer, open_context
 
 

@@ -25,11 +25,11 @@ from prime_explorer.pages.keys import RotatedKeySummary
 from prime_explorer.pages.live import (
     ChainAnchor,
     ChainPromise,
+    LiveNodeWork,
     LiveRun,
     NodeCounts,
     NodeEligibility,
     NodePresence,
-    NodeWork,
     PaidAccount,
     PayoutView,
     RandomnessView,
@@ -128,7 +128,7 @@ class CoordinatorLive:
             last_beat_ms=found.beat_ms if found else None,
         )
 
-    def get_work(self, node: NodeId) -> NodeWork | None:
+    def get_work(self, node: NodeId) -> LiveNodeWork | None:
         core, now_ms = self._context.core, self._context.now_ms()
         if node not in core.state.nodes:
             return None
@@ -136,7 +136,7 @@ class CoordinatorLive:
             core.leases.throughput,
             {run: core.get_eligibility(node, run, now_ms) for run in core.state.runs},
         )
-        return NodeWork(
+        return LiveNodeWork(
             tokens_per_s=round(throughput.get(node, 0), 3) if throughput.is_measured(node) else None,
             eligibility=tuple(
                 NodeEligibility(

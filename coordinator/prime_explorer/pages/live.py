@@ -147,7 +147,7 @@ class NodeEligibility:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NodeWork:
+class LiveNodeWork:
     """How fast a node is, whether it gets work, and what it has to judge."""
 
     tokens_per_s: float | None

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from prime_explorer.config import ROWS_PER_PAGE, SEARCH_RESULTS_MAX, STEPS_CHARTED
 from prime_explorer.index.store import ReadTransaction, make_row
-from prime_explorer.pages.live import NodePresence, NodeWork, RefusedFile
+from prime_explorer.pages.live import LiveNodeWork, NodePresence, RefusedFile
 from prime_explorer.pages.runs import ContributionRow
 from prime_explorer.pages.tables import (
     EntrySummary,
@@ -152,7 +152,7 @@ class NodeView:
     first_idx: int
     first_ms: int
     presence: NodePresence | None
-    work: NodeWork | None
+    work: LiveNodeWork | None
     """Null if this explorer has no live state."""
     sent_bytes: int | None
     """Bytes of weights sent since it started, by its own announcement; null if unknown."""

@@ -8,7 +8,11 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from prime_lab.attacks.catalog import ANSWER_ATTACKS, STEADY_ATTACKS, Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    ANSWER_ATTACKS,
+    STEADY_ATTACKS,
+)
 from prime_lab.attacks.detection import read_rows
 from prime_lab.attacks.forged_files import SentFile
 from prime_lab.attacks.harness import TASK_SET, AttackHarness, HarnessConfig, open_harness

@@ -14,7 +14,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from prime_lab.attacks.catalog import ENGINE_ATTACKS, ROW_ATTACKS, Attack, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackVerdict
+from prime_lab.attacks.catalog import (
+    ENGINE_ATTACKS,
+    ROW_ATTACKS,
+)
 from prime_lab.attacks.forged_files import FILE_FORGERS, HonestWork
 from prime_lab.attacks.harness import SAMPLES, AttackHarness, HarnessLease, digest_words
 from prime_lab.cheats import proof_forgery as forgery

@@ -25,7 +25,7 @@ lower the gain.
 from math import comb
 
 from prime_coordinator.constants import INSPECT_SHARE
-from prime_lab.attacks.catalog import Attack, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackVerdict
 from prime_protocol.constants import BASIS_POINTS, REFUTED_VERDICTS
 from prime_protocol.ledger.terms import RunTerms
 

@@ -9,7 +9,10 @@ from hashlib import sha256
 from typing import Any
 
 from prime_coordinator.core import Core
-from prime_lab.attacks.catalog import STRANGER_ATTACKS, Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    STRANGER_ATTACKS,
+)
 from prime_protocol.constants import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,

@@ -20,7 +20,12 @@ from numpy.typing import NDArray
 from prime_coordinator.admin.run_terms import TermsConfig, to_terms
 from prime_coordinator.intake.checker import CheckerPool, CheckJob
 from prime_coordinator.intake.checks import ExpectedSubmission
-from prime_lab.attacks.catalog import ENGINE_ATTACKS, FILE_ATTACKS, ROW_ATTACKS, Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    ENGINE_ATTACKS,
+    FILE_ATTACKS,
+    ROW_ATTACKS,
+)
 from prime_lab.attacks.forged_files import FILE_FORGERS, HonestWork, SentFile
 from prime_lab.cheats import proof_forgery as forgery
 from prime_lab.cheats.registry import open_cheat

@@ -7,8 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from prime_lab.attacks.catalog import JUDGEMENT_ATTACKS, Attack, AttackResult, AttackVerdict
-from prime_lab.attacks.grinding import read_entry
+from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    JUDGEMENT_ATTACKS,
+)
+from prime_lab.attacks.coordinator.grinding import read_entry
 from prime_lab.attacks.ledger_attacks import VALIDATOR_WORLD_NODES, LedgerScenario, attack_network, make_result
 from prime_lab.simulator.finders import FINDER_BALANCE
 from prime_lab.simulator.finding_invariants import compute_bounty_nano

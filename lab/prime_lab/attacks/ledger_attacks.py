@@ -8,7 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from prime_lab.attacks.catalog import CROSS_RUN, LEDGER_ATTACKS, VALIDATOR_ATTACKS, Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    CROSS_RUN,
+    LEDGER_ATTACKS,
+    VALIDATOR_ATTACKS,
+)
 from prime_lab.simulator.finished_world import FinishedWorld
 from prime_lab.simulator.log_history import LoggedSubmission, LogHistory
 from prime_lab.simulator.plan import SimulationPlan

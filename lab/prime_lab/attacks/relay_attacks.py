@@ -18,7 +18,10 @@ from typing import Any
 
 from aiohttp import web
 
-from prime_lab.attacks.catalog import RELAY_ATTACKS, Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    RELAY_ATTACKS,
+)
 from prime_node.weights.checkpoints import CheckpointFetcher
 from prime_node.weights.events import FetchLimits
 from prime_protocol.gossip.messages import (

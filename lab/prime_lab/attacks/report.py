@@ -5,7 +5,10 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from statistics import median
 
-from prime_lab.attacks.catalog import ALL_ATTACKS, Attack, Attacker, AttackVerdict
+from prime_lab.attacks.attack import Attack, Attacker, AttackVerdict
+from prime_lab.attacks.catalog import (
+    ALL_ATTACKS,
+)
 from prime_lab.attacks.detection import COMMON_SLOTS, DetectionRate, PassedChunks, Points, compute_area, compute_roc
 from prime_lab.attacks.economics import compute_gain_nano, compute_verdict_gain
 from prime_lab.attacks.harness import make_terms

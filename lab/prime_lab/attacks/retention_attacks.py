@@ -15,7 +15,10 @@ from prime_coordinator.log.store import open_engine
 from prime_coordinator.retention.file_rows import StoredFile, add_file, apply_changes, expire_due, find_file
 from prime_coordinator.retention.object_names import FileKind
 from prime_coordinator.retention.schedule import FileClaimed, FileReason, StepReleased
-from prime_lab.attacks.catalog import EXPIRED_EVIDENCE, Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    EXPIRED_EVIDENCE,
+)
 from prime_protocol.wire.ids import Digest, RunId, Step
 
 RUN = RunId("attacked")

@@ -12,7 +12,10 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from prime_lab.attacks.catalog import PROGRAM_ATTACKS, Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    PROGRAM_ATTACKS,
+)
 from prime_protocol.tasks.family import JobEnd, SandboxJob, SandboxLimits, SandboxOutcome
 from prime_runtime.sandbox.sandbox import Sandbox
 

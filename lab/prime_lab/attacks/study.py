@@ -15,7 +15,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from prime_lab.attacks.catalog import ENGINE_ATTACKS, Attack
+from prime_lab.attacks.attack import Attack
+from prime_lab.attacks.catalog import (
+    ENGINE_ATTACKS,
+)
 from prime_lab.attacks.detection import (
     DEPLOYED,
     MODEL_ATTACKS,

@@ -10,8 +10,12 @@ from itertools import chain
 from pathlib import Path
 
 from prime_lab.attacks.answer_attacks import attack_answers
-from prime_lab.attacks.catalog import Attack, AttackResult, AttackVerdict
-from prime_lab.attacks.coordinator_attacks import attack_draws, attack_keys, attack_logs, attack_restores, attack_rules
+from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.coordinator.draws import attack_draws
+from prime_lab.attacks.coordinator.forged_logs import attack_logs
+from prime_lab.attacks.coordinator.keys import attack_keys
+from prime_lab.attacks.coordinator.restores import attack_restores
+from prime_lab.attacks.coordinator.rules import attack_rules
 from prime_lab.attacks.detection import COMMON_SLOTS
 from prime_lab.attacks.flood_attacks import attack_intake
 from prime_lab.attacks.harness import (

@@ -11,7 +11,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from prime_lab.attacks.catalog import HOSTILE_TOKENIZER, Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.catalog import (
+    HOSTILE_TOKENIZER,
+)
 from prime_lab.attacks.harness import RUN, STEP, TASK_SET, digest_words, make_terms
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint, make_tokenizer
 from prime_node.jobs.generate import list_samples, make_requests

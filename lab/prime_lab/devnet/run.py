@@ -17,7 +17,7 @@ from prime_coordinator.home import CoordinatorHome
 from prime_coordinator.log.verify import verify_log
 from prime_coordinator.randomness import read_secret
 from prime_coordinator.retention.object_names import FileKind, make_key
-from prime_lab.attacks.grinding import DishonestOperator, find_grinding_position, find_refusal, grind_draw
+from prime_lab.attacks.coordinator.grinding import DishonestOperator, find_grinding_position, find_refusal, grind_draw
 from prime_lab.cheats.process import write_interpreter
 from prime_lab.devnet import recipe
 from prime_lab.devnet.chain import STAKED_ROLES, DevnetChain
