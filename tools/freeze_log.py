@@ -3,9 +3,9 @@
     make freeze                                    # tests/vectors/logs/<version in pyproject.toml>/
     python tools/freeze_log.py --record RELEASE    # the state digest of an old release's logs in a new snapshot format
 
-`tests/unit/prime_protocol/ledger/test_frozen_logs.py` replays every folder for ever. A folder is made again only while
-its release is the version in pyproject.toml. The facts in `expected.json` never change; a state digest belongs to a
-snapshot format.
+`tests/unit/prime_protocol/ledger/test_frozen_logs.py` replays each folder in every test run. A folder is made again
+only while its release is the version in pyproject.toml. The facts in `expected.json` never change; a state digest
+belongs to a snapshot format.
 """
 
 import argparse

@@ -152,8 +152,6 @@ async def test_the_finder_of_a_forged_file_claims_a_bounty_out_of_the_slash(tmp_
         await (await made.holder("eve")).deposit(STAKE)
         await made.settle()
         forged = world.not_drawn("ann")
-        world.settle(forged)
-        world.credit(forged)
         world.file_finding("eve", forged)
         world.agree(forged, FRAUDULENT)
         world.uphold(forged)

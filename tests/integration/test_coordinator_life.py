@@ -121,7 +121,7 @@ async def test_a_node_joins_works_is_judged_and_paid(process: CoordinatorProcess
         assert state.funds.balances[cast.worker.node] > GIFT - STAKE, "the worker has earned something"
         assert state.funds.balances[cast.worker.node] <= GIFT - STAKE + terms().step_budget_nano
     assert await process.stop() == 0
-    verify_with_command(process.config, books.key)
+    verify_with_command(process.config, books.keys.log_key)
 
 
 async def test_a_clean_stop_spares_the_next_start_the_replay(process: CoordinatorProcess) -> None:

@@ -58,7 +58,8 @@ def unsigned(refusal: Refusal, status: int = 503) -> web.Response:
 
 @asynccontextmanager
 async def scripted(*answers: web.Response | str | None) -> AsyncIterator[tuple[ServerAddress, list[bytes]]]:
-    """A real server that gives these answers in turn: a response, "good", "drop" (hang up) or "hang" (say nothing)."""
+    """A real server that gives these answers in turn: a response, "good", "stranger" (good, but by
+    another key), "drop" (hang up) or "hang" (say nothing)."""
     frames: list[bytes] = []
 
     async def answer(request: web.BaseRequest) -> web.StreamResponse:
@@ -71,7 +72,7 @@ async def scripted(*answers: web.Response | str | None) -> AsyncIterator[tuple[S
             request.transport.abort()
         if isinstance(planned, web.Response):
             return web.Response(status=planned.status, body=planned.body, headers=planned.headers)
-        return good(frames[-1])
+        return good(frames[-1], key=NODE_KEY if planned == "stranger" else SERVER_KEY)
 
     async with RawTestServer(answer) as made:
         yield ServerAddress(f"http://127.0.0.1:{made.port}", SERVER_KEY.node), frames
@@ -201,16 +202,17 @@ async def test_a_proxys_errors_are_told_apart() -> None:
         (web.Response(body=b"x" * 5000, content_type=ENVELOPE_TYPE), "longer than 2048"),
         (good(b"another request"), "names another request"),
         (good(b"", kind="double"), "Payload.kind"),
-        (good(b"", key=NODE_KEY), "expected the server"),
+        ("stranger", "expected the server"),
         (unsigned(replace(BUSY, code=RefusalCode.FORBIDDEN), 403), "needs a signature"),
     ],
 )
-async def test_an_answer_that_breaks_the_protocol_is_not_believed(answer: web.Response, words: str) -> None:
+async def test_an_answer_that_breaks_the_protocol_is_not_believed(answer: web.Response | str, words: str) -> None:
     clock = TestClock()
     async with scripted(answer) as (server, frames), client_of(clock=clock, reply_bytes_max=2048) as client:
         with pytest.raises(RemoteError, match=words):
             await client.call(server, DOUBLE, Ask(21))
-    assert (len(frames), clock.slept_ms) == (1, [])
+    # Where another key answers, the client also asks for the log's keys, without a frame.
+    assert (len([frame for frame in frames if frame]), clock.slept_ms) == (1, [])
 
 
 async def test_a_server_that_is_not_there_is_explained_and_tried_again() -> None:

@@ -376,7 +376,7 @@ async def test_a_clock_that_is_an_hour_off_is_named_and_waited_for(owner: Owner,
     clock, stop, said = AnHourAhead(), asyncio.Event(), list[str]()
     contact = CoordinatorDiscovery(config, stop, clock, said.append)
     async with open_client(key=key_of("late"), network=config.network_id, clock=clock, limits=config.client) as client:
-        asking = asyncio.create_task(contact.resolve_trainer(config, client))
+        asking = asyncio.create_task(contact.resolve_trainers(config, client))
         await until(lambda: bool(said), "a first answer")
         stop.set()
         assert await asking is None

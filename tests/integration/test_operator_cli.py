@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
@@ -25,6 +26,8 @@ import pytest
 from prime_coordinator.cli.main import main
 from prime_coordinator.home import CoordinatorHome, read_lock
 from prime_protocol.ledger.entries import NodeRegistered, Role
+from prime_protocol.log.merkle import Frontier, compute_leaf_hash
+from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.wire.ids import NetworkId, NodeId
 from prime_protocol.wire.keystore import decrypt_key, encrypt_key
 from prime_protocol.wire.messages import ENTRY_ENDPOINTS
@@ -32,6 +35,7 @@ from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.client import open_client
 from prime_runtime.http.config import ClientLimits, ServerAddress
+from prime_runtime.log_files import read_leaves, read_tree_head
 from support.processes.postgres import create_database, running_postgres
 
 BIN = Path(sys.executable).parent / "prime-coordinator"
@@ -188,8 +192,12 @@ def test_a_day_from_init_to_a_restore_elsewhere(operator: Operator, tmp_path: Pa
     with started(moved):
         after = operator.do("status", "--json", folder=moved).json
         assert operator.do("nodes", "--json", folder=moved).json[0]["node"] == str(node)
-    for name in ("entries", "root", "coordinator", "log_key", "value"):
+        restored = get_newest_entry(operator, moved)
+    for name in ("coordinator", "log_key", "value"):
         assert after[name] == before[name]
+    assert (restored["idx"], after["entries"]) == (before["entries"], before["entries"] + 1)
+    assert restored["kind"] == "LogRestored"
+    assert compute_root_after(moved, before["entries"]) == before["root"]
 
 
 def test_a_run_outside_a_devnet_needs_validators_or_force(operator: Operator) -> None:
@@ -244,6 +252,19 @@ def check_orders(operator: Operator, node: NodeId) -> None:
     assert [row["status"] for row in operator.do("run", "list", "--json").json] == ["closed", "active"]
 
 
+def get_newest_entry(operator: Operator, folder: Path) -> Any:
+    return json.loads(operator.do("log", "tail", "--json", "--limit", "1", folder=folder).out)
+
+
+def compute_root_after(folder: Path, size: int) -> str:
+    """The root over the first entries of a coordinator's mirror."""
+    frontier, mirror = Frontier(), CoordinatorHome(folder).mirror
+    head = TreeHead.parse(SignedNote.parse(read_tree_head(mirror)).text)
+    for leaf in islice(read_leaves(mirror, head.size), size):
+        frontier = frontier.append(compute_leaf_hash(leaf))
+    return str(frontier.root())
+
+
 def check_log(operator: Operator, tmp_path: Path) -> None:
     rows = [json.loads(line) for line in operator.do("log", "tail", "--json", "--limit", "3").out.splitlines()]
     assert [row["kind"] for row in rows] == ["RunFunded", "RunCreated", "RunStatusSet"]
@@ -294,11 +315,14 @@ def test_log_goes_from_sqlite_to_postgresql_by_backup_and_restore(
         again = operator.type("restore", tmp_path / "copy", "--database", url, folder=tmp_path / "again")
         with started(moved):
             after = operator.do("status", "--json", folder=moved).json
+            restored = get_newest_entry(operator, moved)
             operator.do("run", "pause", "demo", folder=moved)
             operator.do("backup", tmp_path / "back", "--keys", folder=moved)
     manifest = json.loads((tmp_path / "copy" / "manifest.json").read_text())
     assert manifest["entries"] == before["entries"] + 1, "a clean stop notes a snapshot"
-    assert (after["root"], after["entries"]) == (manifest["root"], manifest["entries"])
+    assert (restored["idx"], after["entries"]) == (manifest["entries"], manifest["entries"] + 1)
+    assert restored["kind"] == "LogRestored"
+    assert compute_root_after(moved, manifest["entries"]) == manifest["root"]
     assert again.code == 1
     assert "already holds a log" in again.err
     operator.do("restore", tmp_path / "back", folder=tmp_path / "home-again")

@@ -35,11 +35,12 @@ HOLDER = (
 TWICE_CREDITED = (
     Patch(rewards, "credit", "taken = step.credited.intersection(submission.slots)", "taken = set()"),
     Patch(
-        audits.AuditScheduler,
-        "_conclude",
-        "is_creditable = case.run.steps[submission.step].credited.isdisjoint(submission.slots)",
-        "is_creditable = True",
+        rewards,
+        "is_creditable",
+        "return is_wanted and run.steps[submission.step].credited.isdisjoint(submission.slots)",
+        "return is_wanted",
     ),
+    Patch(rewards, "find_uncredited", "found.append(name)", "pass"),
 )
 LEAD = "2 * quorum - 1 if outcome is Outcome.ACCEPT else quorum"
 FORGERY_RING = {"adversaries": ("forger", "lazy", "colluder"), "malicious": 0.5}

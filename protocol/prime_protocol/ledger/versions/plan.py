@@ -5,7 +5,7 @@ least the network's notice before they start, and one change at a time. What is 
 entry's time and on the entries before it alone, so everyone who folds the log switches at the same entry.
 
 A program that does not know the announced rules keeps judging entries until they start. Then it stops: it cannot tell a
-valid entry from an invalid one any more, so it accuses nobody and says which release to install (`UnknownRules`).
+valid entry from an invalid one any more, so it accuses no one and says which release to install (`UnknownRules`).
 """
 
 from dataclasses import dataclass
