@@ -9,7 +9,10 @@ database are compared with it later, while the coordinator runs (`LogWriter.scru
 """
 
 import asyncio
+import gc
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from prime_coordinator.log.key_list import read_key_chain
@@ -62,7 +65,8 @@ async def recover_ledger(
             raise LocalError(
                 f"the log in the database is damaged: its first {signed.size} entries are not those that were signed"
             )
-    ledger = await _replay(store, mirror, tree, network, trusted=stored.size if stored else 0)
+    with _collector_paused():
+        ledger = await _replay(store, mirror, tree, network, trusted=stored.size if stored else 0)
     if KeyChain.of_state(network, ledger.state) != keys:
         raise LocalError("the index of the database is damaged: it does not list every rotation of the log's keys")
     return ledger, tree
@@ -75,6 +79,21 @@ def _recover_tree(tree: LogTree, store: LogStore, mirror: Path, head: TreeHead |
     if head is not None:
         log.warning("the newest files of the mirror are damaged; it is written again from the database")
     fill_mirror(mirror, tree, store.read_blocking, size)
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Build the state without the cyclic garbage collector, and exempt what was built from it.
+
+    The state is hundreds of thousands of small objects without cycles. The collector walks them again and again while
+    they are made: a fifth of the time of a start. Later each full collection would walk them too.
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 async def _replay(store: LogStore, mirror: Path, tree: LogTree, network: NetworkId, *, trusted: int) -> Ledger:
