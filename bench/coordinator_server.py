@@ -16,7 +16,7 @@ from prime_coordinator.app import CoordinatorServer, tune_garbage_collector
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.home import database_url, load_key, load_log_key, lock_home, read_lock
 from prime_coordinator.log.store import open_log_store
-from prime_protocol.constants import SIGNATURE_BYTES
+from prime_protocol.constants import PROTOCOL_VERSION, SIGNATURE_BYTES
 from prime_protocol.ledger.entries import Role
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.messages import NodeActivity
@@ -90,7 +90,7 @@ def fill(server: CoordinatorServer, nodes: int) -> None:
     for number in range(nodes):
         node = key_of(f"bench-{number}").node if number < SENDERS else NodeId(number.to_bytes(20, "big"))
         core.state.get_or_create_node(node).roles = (Role.WORKER,)
-        core.state.nodes[node].version = 1
+        core.state.nodes[node].version = PROTOCOL_VERSION
         core.liveness.beat(node, NodeActivity.IDLE, 0, now_ms)
     assert RUN in core.state.runs
 

@@ -14,6 +14,7 @@ from hashlib import sha256
 from benchmark import BenchmarkParser, print_result
 
 from prime_coordinator.core import Core
+from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.ledger.entries import Role
 from prime_protocol.ledger.state import LogPosition
 from prime_protocol.wire.ids import NodeId
@@ -34,7 +35,7 @@ def populate(count: int) -> tuple[Core, list[NodeId], int]:
     position = LogPosition(index=0, at_ms=world.now_ms, body=digest("bench"))
     for node in nodes:
         known = world.state.get_or_create_node(node)
-        known.roles, known.version, known.registered = (Role.WORKER,), 1, position
+        known.roles, known.version, known.registered = (Role.WORKER,), PROTOCOL_VERSION, position
         world.state.funds.stakes[(node, node)] = STAKE
     core = Core(world.key("coordinator"), world.ledger, now_ms=world.now_ms)
     for node in nodes:

@@ -30,6 +30,7 @@ from prime_coordinator.log.store import LogStore, open_log_store
 from prime_coordinator.log.tree import LogTree
 from prime_coordinator.log.verify import VerifyOptions, verify_log
 from prime_coordinator.log.writer import LogWriter
+from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.entry_index import decode_leaf
@@ -197,7 +198,7 @@ class Network:
         for number in range(count):
             node = NodeId(digest(f"idle node {number}")[:20])
             known = state.get_or_create_node(node)
-            known.roles, known.version, known.registered = (Role.WORKER,), 1, position
+            known.roles, known.version, known.registered = (Role.WORKER,), PROTOCOL_VERSION, position
             state.funds.stakes[(node, node)] = STAKE
             self.scene.core.handle_heartbeat(node, RUN, make_beat(0), self.scene.world.now_ms)
 
