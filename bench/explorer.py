@@ -30,7 +30,7 @@ from benchmark import BenchmarkParser, print_result
 
 from prime_explorer.app import Explorer
 from prime_explorer.index.fold import encode_json
-from prime_explorer.index.schema import SCHEMA_DIGEST, TABLES
+from prime_explorer.index.schema import INDEX_FORMAT, TABLES
 from prime_explorer.sources import NoObjects
 from prime_protocol.constants import TILE_HASHES
 from prime_protocol.ledger.entries import Outcome
@@ -251,7 +251,7 @@ class Filler:
 
     def facts(self) -> dict[str, Any]:
         return {
-            "made_by": SCHEMA_DIGEST, "size": self.entries, "signed_size": self.entries, "head_size": self.entries,
+            "made_by": INDEX_FORMAT, "size": self.entries, "signed_size": self.entries, "head_size": self.entries,
             "head_ms": START_MS, "at_ms": START_MS, "network": "testnet", "origin": "prime-swarm/testnet",
             "log_key": "key", "problem": "", "nodes": len(self.nodes), "deposited_nano": 1, "staked_nano": 1,
             "burned_nano": 1,
