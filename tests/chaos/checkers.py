@@ -1,7 +1,7 @@
 """What must hold after everything, read from the log as a stranger reads it and from what nodes were told. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +10,7 @@ from prime_protocol.ledger.entries import Outcome
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.replay import decode_entry
 from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
-from prime_protocol.log.tree_head import VerifierKey, open_tree_head
+from prime_protocol.log.tree_head import TreeHead
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.typed_data import compute_receipt_id
 
@@ -90,11 +90,13 @@ def list_shared_slots(told: Told) -> Iterator[str]:
                 yield f"slot {slot} of step {lease.step} was credited for {other} and for {name}"
 
 
-def list_forks(leaves: Sequence[bytes], heads: Iterable[bytes], key: VerifierKey) -> Iterator[str]:
+def list_forks(
+    leaves: Sequence[bytes], heads: Iterable[bytes], open_head: Callable[[bytes], TreeHead]
+) -> Iterator[str]:
     """Heads that somebody was shown and that are not of this history."""
     tree = MerkleTree([compute_leaf_hash(leaf) for leaf in leaves])
     for note in heads:
-        head = open_tree_head(note, [key])
+        head = open_head(note)
         if head.size > len(leaves):
             yield f"a head over {head.size} entries was shown, and {len(leaves)} are left"
         elif head.root != compute_root(head.size, tree.get_node):

@@ -267,7 +267,7 @@ class Play:
         checked = verify_log(mirror)
         leaves = list(read_leaves(mirror, checked.head.size))
         told = read(leaves)
-        self.trouble += list_forks(leaves, looker.heads - self.lost_heads, checked.key)
+        self.trouble += list_forks(leaves, looker.heads - self.lost_heads, checked.keys.open_head)
         if self.copy is not None:
             self.trouble += list_missing(leaves, self.copy.kept)
             lost = self._list_submissions(lambda state: state is JobState.LOST)

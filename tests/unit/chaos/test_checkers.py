@@ -1,13 +1,14 @@
 """The checkers of the chaos runs see each kind of loss, and see none in a log that has none."""
 
 from dataclasses import replace
+from functools import partial
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from chaos.checkers import Told, list_faults, list_forks, read
 from prime_protocol.ledger.entries import LeaseGranted, Outcome
 from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
-from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
+from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, open_tree_head, sign_tree_head
 from prime_protocol.wire.ids import Digest, NodeId, Slot, Step
 from support.ledger_network import World
 
@@ -70,16 +71,16 @@ def test_each_loss_is_seen() -> None:
 
 def test_a_head_that_was_taken_back_or_tells_another_history_is_seen() -> None:
     origin = ORIGIN_PREFIX + "devnet"
-    key = VerifierKey.of(origin, KEY)
+    open_head = partial(open_tree_head, trusted=[VerifierKey.of(origin, KEY)])
     leaves = [b"a", b"b", b"c"]
 
     def head(*entries: bytes) -> bytes:
         tree = MerkleTree([compute_leaf_hash(leaf) for leaf in entries])
         return sign_tree_head(TreeHead(origin, len(entries), compute_root(len(entries), tree.get_node)), KEY)
 
-    assert list(list_forks(leaves, [head(b"a"), head(*leaves)], key)) == []
-    assert "3 are left" in "".join(list_forks(leaves, [head(*leaves, b"d")], key))
-    assert "not of this log" in "".join(list_forks(leaves, [head(b"a", b"x")], key))
+    assert list(list_forks(leaves, [head(b"a"), head(*leaves)], open_head)) == []
+    assert "3 are left" in "".join(list_forks(leaves, [head(*leaves, b"d")], open_head))
+    assert "not of this log" in "".join(list_forks(leaves, [head(b"a", b"x")], open_head))
 
 
 def test_the_log_is_read_as_the_ledger_reads_it() -> None:
