@@ -8,7 +8,7 @@ from typing import Any
 
 from prime_explorer.config import ENTRIES_SCANNED_MAX, ROWS_PER_PAGE
 from prime_explorer.index.fold import encode_json
-from prime_explorer.index.store import ReadTransaction, make_row
+from prime_explorer.index.store import ReadTransaction, format_id, make_row
 from prime_explorer.pages.keys import RotatedKeySummary, read_rotations
 from prime_explorer.pages.live import ChainAnchor
 from prime_explorer.pages.proofs import HeadView, prove_inclusion, read_newest_head
@@ -193,7 +193,7 @@ def read_heads(db: ReadTransaction, before: int | None, limit: int = ROWS_PER_PA
         heads=Rows(heads, str(heads[-1].size) if len(found) > limit else None),
         noted=read_rows(db, EntrySummary, limit=10, index="entries_by_kind", kind="HeadNoted"),
         log_key=facts.get("log_key", ""),
-        coordinator=facts.get("coordinator", ""),
+        coordinator=format_id(facts.get("coordinator", "")),
         rotations=read_rotations(facts),
         is_key_given=bool(facts.get("is_key_given")),
         chain_id=facts.get("chain_id", 0),

@@ -133,9 +133,14 @@ async def test_every_page_as_html_says_what_its_json_says(client: Client) -> Non
             assert answer.status == 200, f"{path}: {text[-1000:]}"
             assert answer.headers["Cache-Control"] == "no-cache"
             assert "<h1>" in text
+            assert "b&#39;" not in text, f"{path}: bytes without a format"
             tag = answer.headers["ETag"]
         async with client.get(path or "/", headers={"If-None-Match": tag}) as again:
             assert again.status == 304, path
+
+
+async def test_the_page_of_heads_names_the_coordinator(client: Client) -> None:
+    assert (await ask(client, "/log/heads"))["coordinator"] == str(WORLD.state.coordinator)
 
 
 async def test_an_inspected_verdict_is_marked_where_it_is_listed(client: Client) -> None:
