@@ -41,8 +41,8 @@ from prime_protocol.wire.ids import (
     friendly_name,
 )
 from prime_runtime.clock import SystemClock
-from support.explorer_index import KeyedWorld, signed_head
-from support.ledger_network import RUN, TERMS
+from support.explorer_index import signed_head
+from support.ledger_network import RUN, TERMS, World
 
 KINDS = ("LeaseGranted", "Submitted", "AuditDrawn", "VerdictCommitted", *["VerdictGiven"] * 3, "Settled")
 """What a submission puts into the log."""
@@ -259,7 +259,7 @@ class Filler:
 
     def link_bundles(self) -> None:
         """Every bundle holds the same 256 real leaves, so all of them are one file."""
-        world = KeyedWorld.begun()
+        world = World.started()
         world.settled("ann", Outcome.ACCEPT)
         by_kind = {decode_leaf(leaf)[1].kind: leaf for leaf in world.leaves}
         one = self.folder / "bundle"

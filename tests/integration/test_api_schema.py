@@ -21,7 +21,7 @@ from prime_coordinator.config import ReadApiConfig
 from prime_explorer.routes import build_openapi
 from prime_protocol.ledger.entries import Outcome
 from support.app_context import FakeAppContext
-from support.explorer_index import KeyedWorld
+from support.ledger_network import World
 from support.read_model import reading
 
 EXAMPLES = 12
@@ -46,7 +46,7 @@ PLAN = [
 
 async def serve(folder: Path, told: "Future[tuple[str, asyncio.Event]]") -> None:
     """In a loop of its own: schemathesis asks and waits."""
-    world = KeyedWorld.begun(lag_max=0)
+    world = World.started(lag_max=0)
     world.settled("ann", Outcome.ACCEPT, 0)
     world.convicted("bob", 1)
     context = await FakeAppContext.open(world, folder)

@@ -18,8 +18,8 @@ import pytest
 
 from prime_coordinator.cli.main import main
 from prime_protocol.ledger.entries import Outcome, Role
-from support.explorer_index import KeyedWorld, mirror
-from support.ledger_network import RUN
+from support.explorer_index import mirror
+from support.ledger_network import RUN, World
 
 WAIT_S = 60.0
 
@@ -69,15 +69,13 @@ def page(url: str, path: str) -> Any:
 
 
 @pytest.fixture
-def world() -> KeyedWorld:
-    world = KeyedWorld.begun()
+def world() -> World:
+    world = World.started()
     world.settled("ann", Outcome.ACCEPT)
     return world
 
 
-def test_a_copy_of_a_log_is_explored_from_a_folder_and_from_a_url_and_followed(
-    tmp_path: Path, world: KeyedWorld
-) -> None:
+def test_a_copy_of_a_log_is_explored_from_a_folder_and_from_a_url_and_followed(tmp_path: Path, world: World) -> None:
     log = mirror(tmp_path / "log", world.leaves)
     with exploring(log, tmp_path / "first") as first:
         until(f"{first}/about", f"replayed {len(world.leaves)} of them")
@@ -100,7 +98,7 @@ def test_a_copy_of_a_log_is_explored_from_a_folder_and_from_a_url_and_followed(
         assert page(again, f"/nodes/{world.id('ann')}")["summary"]["units"] == 20
 
 
-def test_a_copy_that_does_not_hold_is_said_on_every_page(tmp_path: Path, world: KeyedWorld) -> None:
+def test_a_copy_that_does_not_hold_is_said_on_every_page(tmp_path: Path, world: World) -> None:
     log = mirror(tmp_path / "log", world.leaves)
     with exploring(log, tmp_path / "keep") as url:
         until(f"{url}/about", f"replayed {len(world.leaves)} of them")
@@ -133,7 +131,7 @@ def test_a_log_that_cannot_be_had_is_said_and_looked_for_again(tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    tmp_path: Path, world: KeyedWorld, capsys: pytest.CaptureFixture[str], words: list[str], problem: str
+    tmp_path: Path, world: World, capsys: pytest.CaptureFixture[str], words: list[str], problem: str
 ) -> None:
     log = mirror(tmp_path / "log", world.leaves)
     given = [word.format(log=log) for word in words]

@@ -12,7 +12,8 @@ from pathlib import Path
 from prime_explorer.index.formats import SERVED_NAME, IndexFiles
 from prime_explorer.index.schema import INDEX_FORMAT
 from prime_explorer.index.store import IndexReader, IndexWriter, ReadTransaction
-from support.explorer_index import KeyedWorld, mirror
+from support.explorer_index import mirror
+from support.ledger_network import World
 
 OLD = "0-older"
 
@@ -83,7 +84,7 @@ def wait_until_complete(folder: Path) -> None:
 
 
 def test_the_old_index_answers_until_the_new_one_is_complete_also_if_the_process_is_killed(tmp_path: Path) -> None:
-    world = KeyedWorld.started()
+    world = World.started()
     mirror(tmp_path / "log", world.leaves)
     make_older(tmp_path)
     pages = Pages(tmp_path / "explorer")
@@ -112,7 +113,7 @@ def test_an_index_that_this_release_cannot_read_is_not_served(tmp_path: Path) ->
 
 
 def test_an_explorer_whose_folder_is_deleted_does_not_make_it_again(tmp_path: Path) -> None:
-    world = KeyedWorld.started()
+    world = World.started()
     mirror(tmp_path / "log", world.leaves)
     process = start(tmp_path)
     deadline = time.monotonic() + 60

@@ -3,7 +3,6 @@
 import sqlite3
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from prime_explorer.index.fold import LogFold
 from prime_explorer.index.follower import LogFollower
@@ -12,19 +11,9 @@ from prime_explorer.index.store import IndexWriter, ReadTransaction
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, sign_tree_head
-from support.ledger_network import NETWORK, World
+from support.ledger_network import NETWORK
 from support.log_store import LOG_KEY
 from support.mirrors import write_mirror
-
-
-class KeyedWorld(World):
-    """A world of its own, which no other test has a fork of."""
-
-    @classmethod
-    def begun(cls, *, workers: Sequence[str] = ("ann", "bob"), validators: int = 9, **terms: Any) -> "KeyedWorld":
-        world = cls._start(workers, validators, terms)
-        assert isinstance(world, KeyedWorld)
-        return world
 
 
 def fold(leaves: Sequence[bytes], batch: int = 1_000) -> tuple[ReadTransaction, LogFold]:

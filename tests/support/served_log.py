@@ -1,10 +1,12 @@
 """A log for tests: its leaves, signed heads, and the files that its coordinator or a mirror would serve."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from prime_node.log.signed_heads import SignedHead
+from prime_node.log.tree_heads import HeadMonitor
 from prime_protocol.constants import TILE_HASHES
 from prime_protocol.keys.chain import CoordinatorPeriod, KeyChain, KeyFile, LogKeyPeriod
 from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root
@@ -70,3 +72,16 @@ class ServedLog:
         """As HttpClient.get."""
         self.asked.append(path)
         return self.files().get(path)
+
+
+async def run_monitor_until(monitor: HeadMonitor, holds: Callable[[], bool]) -> None:
+    """Run a node's head monitor until a condition holds."""
+    task = asyncio.create_task(monitor.run())
+    try:
+        async with asyncio.timeout(30):
+            while not holds():
+                assert not task.done(), task.exception()
+                await asyncio.sleep(0.01)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)

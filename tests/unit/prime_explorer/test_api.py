@@ -18,14 +18,13 @@ from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import Appealed, Outcome
 from prime_protocol.wire.messages import NodeActivity
 from support.app_context import FakeAppContext
-from support.explorer_index import KeyedWorld
-from support.ledger_network import RUN
+from support.ledger_network import RUN, World
 from support.read_model import ask, reading
 
 
 async def busy_context(folder: Path) -> tuple[FakeAppContext, dict[str, str]]:
     """A context with a row of everything, and a value for each parameter of a path."""
-    world = KeyedWorld.begun(lag_max=0)
+    world = World.started(lag_max=0)
     past = world.settled("ann", Outcome.ACCEPT, 0)
     world.publish(past)
     world.pay_out(0)
@@ -209,7 +208,7 @@ async def test_failure_of_the_disk_or_the_program_shows_nothing_of_it(
 
 async def test_hostile_text_stays_text(tmp_path: Path) -> None:
     """JSON is never taken for a page, whatever a reason says."""
-    world = KeyedWorld.begun()
+    world = World.started()
     name = world.convicted("bob")
     world.write("bob", Appealed(submission=name, reason="<script>alert(1)</script>"))
     async with reading(await FakeAppContext.open(world, tmp_path)) as client:

@@ -13,14 +13,13 @@ from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import LeaseRequest, NodeActivity
 from support.app_context import FakeAppContext
-from support.explorer_index import KeyedWorld
-from support.ledger_network import MINUTE_MS, RUN, TERMS, TOKEN
+from support.ledger_network import MINUTE_MS, RUN, TERMS, TOKEN, World
 from support.mirrors import write_mirror
 from support.read_model import ask, ask_all, index_log, reading
 
 
 async def test_status_counts_what_is_there(tmp_path: Path) -> None:
-    world = KeyedWorld.begun()
+    world = World.started()
     world.settled("ann", Outcome.ACCEPT, 0)
     world.convicted("bob", 1)
     world.lease("ann", 2, 3)
@@ -42,7 +41,7 @@ async def test_status_counts_what_is_there(tmp_path: Path) -> None:
 
 
 async def test_run_shows_its_terms_and_steps(tmp_path: Path) -> None:
-    world = KeyedWorld.begun(calibration="two machines", calibrated_at_ms=1_700_000_000_000)
+    world = World.started(calibration="two machines", calibrated_at_ms=1_700_000_000_000)
     world.lease("ann", 0, 2)
     async with reading(await FakeAppContext.open(world, tmp_path)) as client:
         view = await ask(client, f"/runs/{RUN}")
@@ -54,14 +53,14 @@ async def test_run_shows_its_terms_and_steps(tmp_path: Path) -> None:
 
 
 async def test_pages_of_nodes_show_each_once(tmp_path: Path) -> None:
-    world = KeyedWorld.begun(workers=tuple(f"worker-{number}" for number in range(11)))
+    world = World.started(workers=tuple(f"worker-{number}" for number in range(11)))
     async with reading(await FakeAppContext.open(world, tmp_path)) as client:
         rows = await ask_all(client, "/nodes", "nodes", limit="4")
     assert sorted(row["node"] for row in rows) == sorted(str(node) for node in world.state.nodes)
 
 
 async def test_nodes_are_found_by_status_role_phase_and_owner(tmp_path: Path) -> None:
-    world = KeyedWorld.begun()
+    world = World.started()
     world.coordinate(NodeStatusSet(node=world.id("bob"), status=NodeStatus.BANNED, reason="cheated"))
     world.join("eve", Role.WORKER, owner="boss")
     context = await FakeAppContext.open(world, tmp_path)
@@ -84,7 +83,7 @@ async def test_nodes_are_found_by_status_role_phase_and_owner(tmp_path: Path) ->
 
 
 async def test_node_shows_stake_leases_and_open_audits(tmp_path: Path) -> None:
-    world = KeyedWorld.begun(workers=("ann",))
+    world = World.started(workers=("ann",))
     context = await FakeAppContext.open(world, tmp_path)
     ann, now_ms = world.id("ann"), world.now_ms
     context.core.liveness.beat(ann, NodeActivity.IDLE, 0, now_ms)
@@ -106,7 +105,7 @@ def _ask_for_work() -> LeaseRequest:
 
 
 async def test_open_leases_are_listed_by_run_and_node_newest_first(tmp_path: Path) -> None:
-    world = KeyedWorld.begun()
+    world = World.started()
     for slot in range(5):
         world.lease("ann" if slot % 2 else "bob", slot)
     world.submit(world.lease("ann", 7))
@@ -120,7 +119,7 @@ async def test_open_leases_are_listed_by_run_and_node_newest_first(tmp_path: Pat
 
 
 async def test_submission_is_followed_from_intake_to_verdict(tmp_path: Path) -> None:
-    world = KeyedWorld.begun()
+    world = World.started()
     waiting = world.submit(world.lease("ann", 0))
     auditing = world.submit(world.lease("ann", 1))
     drawn = world.judge(auditing, Outcome.ACCEPT)
@@ -150,7 +149,7 @@ async def test_submission_is_followed_from_intake_to_verdict(tmp_path: Path) -> 
 
 
 async def test_submissions_are_found_by_step_and_progress_while_a_step_is_open_and_after(tmp_path: Path) -> None:
-    world = KeyedWorld.begun(lag_max=0)
+    world = World.started(lag_max=0)
     accepted = [world.settled("ann", Outcome.ACCEPT, slot) for slot in range(3)]
     invalid = world.settled("bob", Outcome.INVALID, 3)
     context = await FakeAppContext.open(world, tmp_path)
@@ -175,7 +174,7 @@ async def test_submissions_are_found_by_step_and_progress_while_a_step_is_open_a
 
 
 async def test_slash_is_followed_from_proposal_to_end(tmp_path: Path) -> None:
-    world = KeyedWorld.begun(workers=("ann", "bob", "eve"))
+    world = World.started(workers=("ann", "bob", "eve"))
     world.wait(MINUTE_MS)
     executed, appealed, proposed = (world.convicted(name, slot) for slot, name in enumerate(("ann", "bob", "eve")))
     world.appeal("bob", appealed)
@@ -213,7 +212,7 @@ async def test_slash_is_followed_from_proposal_to_end(tmp_path: Path) -> None:
 
 
 async def test_checkpoints_come_newest_first_with_their_lineage(tmp_path: Path) -> None:
-    world = KeyedWorld.begun()
+    world = World.started()
     world.publish(world.settled("ann", Outcome.ACCEPT))
     async with reading(await FakeAppContext.open(world, tmp_path)) as client:
         rows = await ask_all(client, "/checkpoints", run=RUN, limit="1")
@@ -223,7 +222,7 @@ async def test_checkpoints_come_newest_first_with_their_lineage(tmp_path: Path) 
 
 
 async def test_entries_are_found_by_kind_author_and_subject(tmp_path: Path) -> None:
-    world = KeyedWorld.begun()
+    world = World.started()
     ann = str(world.id("ann"))
     async with reading(await FakeAppContext.open(world, tmp_path)) as client:
         every = await ask_all(client, "/log", "entries", limit="7")
@@ -241,7 +240,7 @@ async def test_a_search_for_rare_entries_ends_early_and_says_where_to_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(entries, "ENTRIES_SCANNED_MAX", 3)
-    world = KeyedWorld.begun()
+    world = World.started()
     coordinator = str(world.id("coordinator"))
     async with reading(await FakeAppContext.open(world, tmp_path)) as client:
         first = await ask(client, "/log", author=coordinator, kind="NetworkCreated")
@@ -252,7 +251,7 @@ async def test_a_search_for_rare_entries_ends_early_and_says_where_to_go_on(
 
 
 async def test_entry_comes_with_a_proof_that_a_stranger_can_check(tmp_path: Path) -> None:
-    world = KeyedWorld.begun()
+    world = World.started()
     async with reading(await FakeAppContext.open(world, tmp_path)) as client:
         view = await ask(client, "/log/5")
     head = TreeHead.parse(SignedNote.parse(view["head"].encode()).text)
@@ -273,7 +272,7 @@ async def test_partial_tile_that_a_full_one_has_replaced_is_read_from_it(tmp_pat
 
 
 async def test_consistency_proof_holds_between_any_two_sizes(tmp_path: Path) -> None:
-    world = KeyedWorld.begun()
+    world = World.started()
     size = len(world.leaves)
     async with reading(await FakeAppContext.open(world, tmp_path)) as client:
         head = await ask(client, "/log/head")
@@ -291,6 +290,6 @@ async def test_consistency_proof_holds_between_any_two_sizes(tmp_path: Path) -> 
 
 
 async def test_settlement_in_the_log_needs_no_chain(tmp_path: Path) -> None:
-    async with reading(await FakeAppContext.open(KeyedWorld.begun(), tmp_path)) as client:
+    async with reading(await FakeAppContext.open(World.started(), tmp_path)) as client:
         view = await ask(client, "/settlement")
     assert (view["kind"], view["chain_id"], view["problem"], view["promises"]) == ("embedded", 0, "", [])

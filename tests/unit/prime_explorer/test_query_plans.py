@@ -14,8 +14,7 @@ from prime_explorer.routes import JSON_ROOT, PAGE_ROUTES, PageRoute
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.wire.ids import friendly_name
 from support.app_context import FakeAppContext
-from support.explorer_index import KeyedWorld
-from support.ledger_network import RUN
+from support.ledger_network import RUN, World
 from support.read_model import Client, ask, reading
 
 SMALL = ("meta", "runs", "json_each")
@@ -64,7 +63,7 @@ def test_a_bad_plan_is_told_from_a_good_one(query: str, plan: list[str], is_bad:
     assert violates(query, plan) is is_bad
 
 
-def list_requests(world: KeyedWorld, page: PageRoute) -> list[tuple[str, dict[str, str]]]:
+def list_requests(world: World, page: PageRoute) -> list[tuple[str, dict[str, str]]]:
     """The page with every combination of its filters, given or not, and every place that its path may name."""
     name = next(iter(world.run.slashes))
     ann = str(world.id("ann"))
@@ -90,7 +89,7 @@ def list_requests(world: KeyedWorld, page: PageRoute) -> list[tuple[str, dict[st
     return found
 
 
-async def collect_queries(client: Client, world: KeyedWorld, monkeypatch: pytest.MonkeyPatch) -> set[str]:
+async def collect_queries(client: Client, world: World, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     seen: set[str] = set()
     for method in ("rows", "row"):
         original = getattr(ReadTransaction, method)
@@ -112,7 +111,7 @@ async def collect_queries(client: Client, world: KeyedWorld, monkeypatch: pytest
 
 
 async def test_no_query_reads_a_large_table_without_an_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = KeyedWorld.begun(lag_max=0)
+    world = World.started(lag_max=0)
     world.settled("ann", Outcome.ACCEPT, 0)
     world.appeal("bob", world.convicted("bob", 1))
     context = await FakeAppContext.open(world, tmp_path)

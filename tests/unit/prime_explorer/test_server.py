@@ -21,16 +21,16 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role
 from prime_protocol.wire.ids import friendly_name
 from prime_runtime.clock import SystemClock
-from support.explorer_index import KeyedWorld, follower, mirror
-from support.ledger_network import HOUR_MS, RUN
+from support.explorer_index import follower, mirror
+from support.ledger_network import HOUR_MS, RUN, World
 
 Client = TestClient[web.Request, web.Application]
 STEPS = 30
 
 
-def live_a_while() -> KeyedWorld:
+def live_a_while() -> World:
     """Steps, slashes of every end, expired leases, a banned node, a refuted verdict, an owner with two keys."""
-    world = KeyedWorld.begun(workers=("ann", "bob", "cat"), lag_max=3)
+    world = World.started(workers=("ann", "bob", "cat"), lag_max=3)
     world.join("key", Role.WORKER, owner="owner")
     world.join("chest", Role.RELAY, owner="owner")
     world.coordinate(e.NodeStatusSet(node=world.id("cat"), status=NodeStatus.BANNED, reason="<b>rude</b>"))

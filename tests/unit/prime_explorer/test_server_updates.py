@@ -13,11 +13,12 @@ from prime_explorer.config import CONCURRENT_PAGES_MAX, STREAMS_PER_ADDRESS_MAX
 from prime_explorer.sources import NoObjects
 from prime_protocol.ledger.entries import Role
 from prime_runtime.clock import SystemClock
-from support.explorer_index import KeyedWorld, follower, mirror
+from support.explorer_index import follower, mirror
+from support.ledger_network import World
 
 
 async def test_a_stream_tells_of_growth_and_its_place_is_free_when_its_reader_leaves(tmp_path: Path) -> None:
-    world = KeyedWorld.begun()
+    world = World.started()
     mirror(tmp_path / "log", world.leaves)
     following, _ = follower(tmp_path)
     following.advance(1)

@@ -21,7 +21,7 @@ from prime_protocol.ledger.state import LedgerState
 from prime_protocol.proofs.read_proofs import encode_read_proof
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.ids import NodeId
-from support.explorer_index import KeyedWorld, fold
+from support.explorer_index import fold
 from support.ledger_crowd import crowd, try_act
 from support.ledger_network import BUDGET, HOUR_MS, RUN, TERMS, World, digest
 
@@ -266,7 +266,7 @@ def db_steps(world: World) -> tuple[int, int]:
 
 
 def test_a_leaf_that_does_not_hold_changes_nothing() -> None:
-    world = KeyedWorld.begun()
+    world = World.started()
     folding = LogFold(Ledger(world.ledger.network))
     for leaf in world.leaves:
         folding.apply_leaf(leaf)

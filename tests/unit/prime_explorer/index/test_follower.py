@@ -13,8 +13,8 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, VerifierKey, sign_tree_head
-from support.explorer_index import KeyedWorld, follower, mirror, signed_head
-from support.ledger_network import NETWORK
+from support.explorer_index import follower, mirror, signed_head
+from support.ledger_network import NETWORK, World
 from support.log_store import LOG_KEY
 from support.mirrors import write_mirror
 
@@ -22,16 +22,16 @@ OTHER_KEY = Ed25519PrivateKey.from_private_bytes(b"\x09" * 32)
 
 
 @pytest.fixture
-def world() -> KeyedWorld:
-    return KeyedWorld.begun()
+def world() -> World:
+    return World.started()
 
 
-def grow(world: KeyedWorld, count: int) -> None:
+def grow(world: World, count: int) -> None:
     for _ in range(count):
         world.register(f"more-{world.state.size}", Role.RELAY)
 
 
-def test_an_index_follows_head_after_head(tmp_path: Path, world: KeyedWorld) -> None:
+def test_an_index_follows_head_after_head(tmp_path: Path, world: World) -> None:
     following, index = follower(tmp_path)
     sizes = []
     for count in (0, 1, 300, 5):
@@ -45,7 +45,7 @@ def test_an_index_follows_head_after_head(tmp_path: Path, world: KeyedWorld) -> 
     following.close()
 
 
-def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path, world: KeyedWorld) -> None:
+def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path, world: World) -> None:
     mirror(tmp_path / "log", world.leaves)
     for number in range(4):
         following, index = follower(tmp_path)
@@ -66,7 +66,7 @@ def test_a_new_process_goes_on_where_the_last_one_ended(tmp_path: Path, world: K
     following.close()
 
 
-def test_an_index_of_another_format_is_made_anew(tmp_path: Path, world: KeyedWorld) -> None:
+def test_an_index_of_another_format_is_made_anew(tmp_path: Path, world: World) -> None:
     mirror(tmp_path / "log", world.leaves)
     following, _ = follower(tmp_path)
     following.advance(1)
@@ -95,7 +95,7 @@ def stays(folder: Path, following: LogFollower, index: IndexWriter, size: int, f
     assert index.size == size
 
 
-def test_a_tampered_tile_is_found(tmp_path: Path, world: KeyedWorld) -> None:
+def test_a_tampered_tile_is_found(tmp_path: Path, world: World) -> None:
     grow(world, 300)
     mirror(tmp_path / "log", world.leaves)
     tile = tmp_path / "log/tile/0/000"
@@ -109,7 +109,7 @@ def test_a_tampered_tile_is_found(tmp_path: Path, world: KeyedWorld) -> None:
     following.close()
 
 
-def test_a_tampered_entry_is_found(tmp_path: Path, world: KeyedWorld) -> None:
+def test_a_tampered_entry_is_found(tmp_path: Path, world: World) -> None:
     mirror(tmp_path / "log", world.leaves)
     (bundle,) = (tmp_path / "log/tile/entries").rglob("*/*")
     data = bundle.read_bytes()
@@ -119,7 +119,7 @@ def test_a_tampered_entry_is_found(tmp_path: Path, world: KeyedWorld) -> None:
     index.close()
 
 
-def test_a_log_that_tells_another_history_is_found(tmp_path: Path, world: KeyedWorld) -> None:
+def test_a_log_that_tells_another_history_is_found(tmp_path: Path, world: World) -> None:
     other = world.fork()
     grow(world, 10)
     mirror(tmp_path / "log", world.leaves)
@@ -139,7 +139,7 @@ def test_a_log_that_tells_another_history_is_found(tmp_path: Path, world: KeyedW
     index.close()
 
 
-def test_a_head_of_another_key_is_refused(tmp_path: Path, world: KeyedWorld) -> None:
+def test_a_head_of_another_key_is_refused(tmp_path: Path, world: World) -> None:
     root = Frontier().append_many(compute_leaf_hash(leaf) for leaf in world.leaves).root()
     head = TreeHead(ORIGIN_PREFIX + NETWORK, len(world.leaves), root)
     write_mirror(tmp_path / "log", world.leaves, sign_tree_head(head, OTHER_KEY))
@@ -154,7 +154,7 @@ def test_a_head_of_another_key_is_refused(tmp_path: Path, world: KeyedWorld) -> 
     index.close()
 
 
-def test_an_entry_against_the_rules_ends_what_is_shown(tmp_path: Path, world: KeyedWorld) -> None:
+def test_an_entry_against_the_rules_ends_what_is_shown(tmp_path: Path, world: World) -> None:
     good = len(world.leaves)
     leaves = [*world.leaves, world.seal("ann", e.PaidOut(step=0)), world.seal("bob", e.Withdrawn(amount_nano=1))]
     write_mirror(tmp_path / "log", leaves, signed_head(leaves))
@@ -163,7 +163,7 @@ def test_an_entry_against_the_rules_ends_what_is_shown(tmp_path: Path, world: Ke
     following.close()
 
 
-def test_another_networks_log_is_not_mixed_in(tmp_path: Path, world: KeyedWorld) -> None:
+def test_another_networks_log_is_not_mixed_in(tmp_path: Path, world: World) -> None:
     mirror(tmp_path / "log", world.leaves)
     following, _ = follower(tmp_path)
     following.advance(1)

@@ -1,6 +1,5 @@
 """A node follows its log through rotations: what convinces it, what it refuses, and what it keeps as evidence."""
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from prime_runtime.http.server_keys import ServerKeys
 from support.gossip_examples import key_of
 from support.ledger_network import NETWORK, World, verifier
 from support.rotated_log import RotatedLog
+from support.served_log import run_monitor_until
 
 COORDINATOR = World().id("coordinator")
 
@@ -75,15 +75,7 @@ class Following:
         self.monitor.on_cosigned = self.cosigned.append
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        task = asyncio.create_task(self.monitor.run())
-        try:
-            async with asyncio.timeout(30):
-                while not holds():
-                    assert not task.done(), task.exception()
-                    await asyncio.sleep(0.01)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await run_monitor_until(self.monitor, holds)
 
     async def until_at(self, size: int) -> None:
         self.monitor.add_coordinator_head(self.served.log.head())

@@ -29,7 +29,7 @@ from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http.config import ServerAddress
 from support.gossip_examples import NETWORK, NOW_MS, key_of
 from support.ledger_network import RANDOMNESS
-from support.served_log import VKEY, ServedLog
+from support.served_log import VKEY, ServedLog, run_monitor_until
 
 
 def leaves_of(size: int, story: str = "") -> list[bytes]:
@@ -121,15 +121,7 @@ class Keeper:
         self.monitor.on_verified = self.verified.append
 
     async def until(self, holds: Callable[[], bool]) -> None:
-        task = asyncio.create_task(self.monitor.run())
-        try:
-            async with asyncio.timeout(30):
-                while not holds():
-                    assert not task.done(), task.exception()
-                    await asyncio.sleep(0.01)
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await run_monitor_until(self.monitor, holds)
 
 
 async def test_a_monitor_learns_the_key_saves_verified_heads_and_gossips_them(tmp_path: Path) -> None:
