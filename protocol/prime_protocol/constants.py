@@ -613,6 +613,9 @@ RUNS_SERVED_MAX = 16
 COSIGNATURES_MAX = 256
 """Most cosignatures in one entry: of the witnesses of all runs that wait for the round. 256 are 25 kB."""
 
+COSIGNATURES_REMEMBERED = 4096
+"""Newest answers of `is_cosigned` that a program keeps: those of 16 full entries, about 2 MB."""
+
 CANDIDATE_SPANS_KEPT = 8
 """Suspensions of one validator that draws with an older head ignore. A draw follows its head within minutes, and the
 coordinator suspends a validator that keeps failing for twice as long each time."""

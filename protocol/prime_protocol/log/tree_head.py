@@ -11,6 +11,7 @@ import re
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import lru_cache
 from hashlib import sha256
 from typing import NamedTuple, Self
 
@@ -19,6 +20,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey,
 
 from prime_protocol.constants import (
     COSIGNATURE_TIME_S_MAX,
+    COSIGNATURES_REMEMBERED,
     DIGEST_BYTES,
     ED25519_KEY_BYTES,
     ED25519_SIGNATURE_BYTES,
@@ -181,8 +183,13 @@ def derive_witness_key(key: WalletKey) -> Ed25519PrivateKey:
     return Ed25519PrivateKey.from_private_bytes(sha256(key.sign(digest_fields("witness key/1"))).digest())
 
 
+@lru_cache(maxsize=COSIGNATURES_REMEMBERED)
 def is_cosigned(head: "TreeHead", public_key: bytes, time_s: int, signature: bytes) -> bool:
-    """Whether a witness's key signed the head with this time."""
+    """Whether a witness's key signed the head with this time.
+
+    A coordinator asks this three times of one cosignature: when it arrives, when it writes the round that the
+    cosignature supports, and when the rule of that entry is applied.
+    """
     if len(public_key) != ED25519_KEY_BYTES:
         return False
     try:
