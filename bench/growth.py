@@ -48,7 +48,7 @@ SMALL_NODES = 100
 VALIDATORS = 9
 TERMS = {"samples_per_slot": 8, "output_tokens_max": 1_024, "audit_probation": 0, "audit_floor": 500}
 """Slots that take long, so that a worker is leased one; one submission in twenty is audited."""
-LEASE_MS = 60_000
+LEASE_MS = 240_000
 """What a worker takes for it."""
 WORKERS_PER_GROUP = 32
 """From one range of addresses; the coordinator admits 64 an hour."""

@@ -4,6 +4,7 @@ Every entry passes through `record`, so a reply costs what is new, not what is i
 gives the present stage of every submission that it still has; nodes and trainers hear those again, which is harmless.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -35,7 +36,7 @@ from prime_protocol.wire.messages import AcceptedSubmission, SubmissionStage, Su
 from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
 
 NUMBERS_PER_ENTRY = 2**20
-"""Numbers between those of two entries. One payout ends fewer submissions, and a state has fewer of them."""
+"""Numbers between those of two entries. One payout ends fewer submissions, and fewer wait for the trainer."""
 
 NO_QUORUM = "no quorum of validators accepted it"
 FINAL = (SubmissionStage.CREDITED, SubmissionStage.INVALID, SubmissionStage.SLASHED)
@@ -65,19 +66,30 @@ class SubmissionUpdates:
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
-        # Half a step above the number of any update that an earlier process made from the same entries.
-        self._number = self._compute_first_number() + NUMBERS_PER_ENTRY // 2
+        # Half a step above the number of any update that an earlier process made from the same entries. A number names
+        # an update of one node, so those of different nodes may have the same.
+        self._recovered_number = self._compute_first_number() + NUMBERS_PER_ENTRY // 2
+        self._number = self._recovered_number + UPDATES_KEPT_MAX
         self._unread: dict[tuple[RunId, NodeId], dict[Digest, SubmissionUpdate]] = {}
         """By number. Only the newest update about a submission is kept."""
         self._reasons: dict[Digest, str] = {}
         """The first rejection of each submission that has not ended."""
         self._accepted: dict[RunId, dict[Digest, int]] = {}
         """Credited submissions that no checkpoint was trained on, with their numbers."""
-        for name, run in ledger.state.runs.items():
-            for submission in run.submissions:
-                self._update(name, submission)
-                if run.submissions[submission].credited:
-                    self._add_credited(name, submission)
+        self._recovered: dict[tuple[RunId, NodeId], deque[Digest]] = {}
+        """The newest submissions that the start found in the state. The updates of a node are made when they are first
+        needed: a state has up to a million submissions, and a start should not wait for that."""
+        for name in ledger.state.runs:
+            self._recover(name)
+
+    def _recover(self, name: RunId) -> None:
+        for submission, known in self._ledger.state.runs[name].submissions.items():
+            recovered = self._recovered.get((name, known.node))
+            if recovered is None:
+                recovered = self._recovered[(name, known.node)] = deque(maxlen=UPDATES_KEPT_MAX)
+            recovered.append(submission)
+            if known.credited and self._is_open(name, submission):
+                self._add_credited(name, submission)
 
     def record(self, entry: Entry, run: RunId | None) -> None:
         """The ledger has applied this entry."""
@@ -122,10 +134,19 @@ class SubmissionUpdates:
         """The step of these submissions was paid."""
         for name, submission in submissions.items():
             if submission.credited:
-                self._add_update(run, submission.node, name, SubmissionStage.PAID)
+                self._make_recovered(run, submission.node)
+                paid = SubmissionUpdate(
+                    number=self._next_number(),
+                    submission=name,
+                    stage=SubmissionStage.PAID,
+                    reason="",
+                    appeal_until_ms=0,
+                )
+                self._add_update(run, submission.node, paid)
 
     def take_updates(self, run: RunId, node: NodeId, seen: int) -> tuple[SubmissionUpdate, ...]:
         """The oldest updates after `seen`. The node has those up to it, so they are dropped."""
+        self._make_recovered(run, node)
         unread = self._unread.get((run, node))
         if not unread:
             return ()
@@ -183,7 +204,24 @@ class SubmissionUpdates:
             text = f"{verdict.outcome}: {reason}; evidence {verdict.receipt.evidence}"
             self._reasons.setdefault(verdict.receipt.submission, text)
 
+    def _make_recovered(self, run: RunId, node: NodeId) -> None:
+        """Make the updates of the submissions that the start found, if that is not done yet."""
+        recovered = self._recovered.pop((run, node), None)
+        if recovered is None:
+            return
+        known = self._ledger.state.runs[run].submissions
+        self._unread[(run, node)] = {
+            name: self._make_update(run, name, number)
+            for number, name in enumerate(recovered, self._recovered_number + 1)
+            if name in known
+        }
+
     def _update(self, run: RunId, name: Digest) -> None:
+        node = self._ledger.state.runs[run].submissions[name].node
+        self._make_recovered(run, node)
+        self._add_update(run, node, self._make_update(run, name, self._next_number()))
+
+    def _make_update(self, run: RunId, name: Digest, number: int) -> SubmissionUpdate:
         state = self._ledger.state.runs[run]
         stage, slash = get_stage(state, name), state.slashes.get(name)
         reason = ""
@@ -193,22 +231,12 @@ class SubmissionUpdates:
         if stage in FINAL:
             self._reasons.pop(name, None)
         until_ms = slash.appeal_until_ms if slash is not None and slash.appealed_at_ms is None else 0
-        self._add_update(run, state.submissions[name].node, name, stage, reason, until_ms)
+        return SubmissionUpdate(number=number, submission=name, stage=stage, reason=reason, appeal_until_ms=until_ms)
 
-    def _add_update(
-        self,
-        run: RunId,
-        node: NodeId,
-        name: Digest,
-        stage: SubmissionStage,
-        reason: str = "",
-        appeal_until_ms: int = 0,
-    ) -> None:
+    def _add_update(self, run: RunId, node: NodeId, update: SubmissionUpdate) -> None:
         unread = self._unread.setdefault((run, node), {})
-        unread.pop(name, None)
-        unread[name] = SubmissionUpdate(
-            number=self._next_number(), submission=name, stage=stage, reason=reason, appeal_until_ms=appeal_until_ms
-        )
+        unread.pop(update.submission, None)
+        unread[update.submission] = update
         if len(unread) > UPDATES_KEPT_MAX:
             del unread[next(iter(unread))]
 

@@ -78,8 +78,10 @@ class AuditScheduler:
         self.just_upheld: list[tuple[RunId, SubmissionState]] = []
         """Findings that were upheld: their slots are open again."""
         for name, run in entry_writer.state.runs.items():
-            for submission in run.submissions:
-                self._recover(AuditCase.of(entry_writer.state, name, submission))
+            for submission, known in run.submissions.items():
+                is_done = known.outcome is not None and known.credited
+                if not is_done or submission in run.slashes or submission in run.findings:
+                    self._recover(AuditCase.of(entry_writer.state, name, submission))
 
     def _recover(self, case: AuditCase) -> None:
         """Continue a submission where the log left it."""

@@ -124,20 +124,22 @@ def load_newest_snapshot(
         if size > size_max or size not in noted:
             continue
         try:
-            return read_snapshot_file(mirror, network, size, noted[size])
+            return read_snapshot_file(mirror, network, size, noted[size], is_own=True)
         except (LocalError, RemoteError) as error:
             log.warning("the snapshot of %d entries is not used, so the start takes longer: %s", size, error)
     return None
 
 
-def read_snapshot_file(mirror: Path, network: NetworkId, size: int, digest: Digest) -> LedgerState:
-    """The state in a snapshot of the mirror, if it is the one with this digest."""
+def read_snapshot_file(
+    mirror: Path, network: NetworkId, size: int, digest: Digest, *, is_own: bool = False
+) -> LedgerState:
+    """The state in a snapshot of the mirror, if it is the one with this digest; `is_own` if this party encoded it."""
     path = mirror / snapshot_path(size)
     data = read_bounded(path, SNAPSHOT_BYTES_MAX)
     found = compute_snapshot_digest(data)
     if found != digest:
         raise RemoteError(snapshot_path(size), f"has digest {found}, the log notes {digest}")
-    state = decode_snapshot(network, data)
+    state = decode_snapshot(network, data, is_canonical=is_own)
     if state.size != size:
         raise RemoteError(snapshot_path(size), f"is a state after {state.size} entries")
     return state

@@ -74,7 +74,8 @@ def test_the_order_of_a_mapping_and_its_zeros_are_part_of_the_state() -> None:
     codec = snapshot._get_codec(Books)
     assert codec.write(Books(Counter({2: 1, 1: 0}))) == {"counts": [2, 1, 1, 0]}
     assert codec.write(Books(Counter({1: 0}))) == {"counts": [1, 0]}, "a Counter with a zero equals one without"
-    assert list(codec.read({"counts": [2, 1, 1, 0]}).counts) == [2, 1]
+    (books,) = codec.read_all([{"counts": [2, 1, 1, 0]}])
+    assert list(books.counts) == [2, 1]
 
 
 @dataclass
@@ -85,6 +86,22 @@ class Sample:
     slot: int
     names: set[int] = field(default_factory=set)
     table: dict[int, str] = field(default_factory=dict)
+    limit: int | None = None
+
+
+GOOD: dict[str, Any] = {"pair": [1, b""], "slot": 1}
+
+
+@dataclass(kw_only=True)
+class Bounded:
+    """A value with a rule of its own."""
+
+    low: int
+    high: int = 9
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise RemoteError("low", "is above high")
 
 
 @pytest.mark.parametrize(
@@ -92,25 +109,45 @@ class Sample:
     [
         ([], ""),
         ({"slot": 1}, ".pair"),
-        ({"pair": [1, b""], "slot": 1, "more": 1}, ".more"),
-        ({"pair": 1, "slot": 1}, ".pair"),
-        ({"pair": [1], "slot": 1}, ".pair"),
-        ({"pair": [1, 1], "slot": 1}, ".pair"),
-        ({"pair": [1, b""], "slot": "1"}, ".slot"),
-        ({"pair": [1, b""], "slot": 1, "names": [1, "2"]}, ".names[1]"),
-        ({"pair": [1, b""], "slot": 1, "table": [1]}, ".table"),
-        ({"pair": [1, b""], "slot": 1, "table": [1, 2]}, ".table[0]"),
+        (GOOD | {"more": 1}, ".more"),
+        (GOOD | {"pair": 1}, ".pair"),
+        (GOOD | {"pair": [1]}, ".pair"),
+        (GOOD | {"pair": [1, 1]}, ".pair"),
+        (GOOD | {"slot": "1"}, ".slot"),
+        (GOOD | {"slot": -(2**63) - 1}, ".slot"),
+        (GOOD | {"slot": True}, ".slot"),
+        (GOOD | {"names": [1, "2"]}, ".names[1]"),
+        (GOOD | {"table": [1]}, ".table"),
+        (GOOD | {"table": [1, 2]}, ".table[0]"),
+        (GOOD | {"limit": "none"}, ".limit"),
     ],
 )
-def test_a_value_of_another_type_is_refused_by_name(plain: Any, path: str) -> None:
-    with pytest.raises(RemoteError) as refusal:
-        snapshot._get_codec(Sample).read(plain)
-    assert refusal.value.field == path
+@pytest.mark.parametrize("before", range(3))
+def test_a_value_of_another_type_is_refused_by_name_and_place(plain: Any, path: str, before: int) -> None:
+    others = [{**GOOD, "limit": 3}, GOOD, {**GOOD, "names": [4], "table": [1, "one"]}]
+    with pytest.raises(snapshot.UnreadableItem) as refusal:
+        snapshot._get_codec(Sample).read_all([*others[:before], plain, *others[before:]])
+    assert (refusal.value.index, refusal.value.field) == (before, path)
 
 
-def test_a_sample_of_each_kind_comes_back() -> None:
-    codec, sample = snapshot._get_codec(Sample), Sample((1, b"x"), 2, {7}, {1: "one"})
-    assert codec.read(codec.write(sample)) == sample
+def test_a_value_that_breaks_a_rule_of_its_own_type_is_refused_by_place() -> None:
+    codec = snapshot._get_codec(Bounded)
+    assert codec.read_all([{"low": 1}, {"low": 1, "high": 2}]) == [Bounded(low=1), Bounded(low=1, high=2)]
+    with pytest.raises(snapshot.UnreadableItem) as refusal:
+        codec.read_all([{"low": 1}, {"low": 10}])
+    assert (refusal.value.index, refusal.value.field) == (1, ".low")
+
+
+def test_samples_of_each_kind_come_back_in_their_order() -> None:
+    codec, samples = (
+        snapshot._get_codec(Sample),
+        [
+            Sample((1, b"x"), 2, {7}, {1: "one"}),
+            Sample((2, b""), 3),
+            Sample((3, b""), 4, limit=5),
+        ],
+    )
+    assert codec.read_all([codec.write(sample) for sample in samples]) == samples
 
 
 def change(edit: Callable[[list[Any]], object]) -> Callable[[bytes], bytes]:
@@ -140,6 +177,15 @@ def test_a_damaged_snapshot_is_refused(damage: Callable[[bytes], bytes], path: s
     with pytest.raises(RemoteError) as refusal:
         decode_snapshot(NETWORK, damage(encode_snapshot(NETWORK, busy_world().state)))
     assert refusal.value.field == path
+
+
+def test_only_a_party_that_encoded_a_snapshot_reads_it_without_encoding_it_again() -> None:
+    reverse = change(lambda plain: plain[2]["references"].reverse())
+    data = encode_snapshot(NETWORK, busy_world().state)
+    assert decode_snapshot(NETWORK, data, is_canonical=True) == busy_world().state
+    with pytest.raises(RemoteError, match="canonical"):
+        decode_snapshot(NETWORK, reverse(data))
+    decode_snapshot(NETWORK, reverse(data), is_canonical=True)
 
 
 def test_a_snapshot_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
