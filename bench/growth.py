@@ -30,7 +30,7 @@ from prime_coordinator.log.store import LogStore, open_log_store
 from prime_coordinator.log.tree import LogTree
 from prime_coordinator.log.verify import VerifyOptions, verify_log
 from prime_coordinator.log.writer import LogWriter
-from prime_protocol.constants import PROTOCOL_VERSION
+from prime_protocol.constants import PROTOCOL_VERSION, VESTING_MS
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.entry_index import decode_leaf
@@ -46,10 +46,17 @@ from support.log_store import LOG_KEY, VERIFIER
 SMALL_NODES = 100
 """Workers of the small network that a heartbeat is compared with."""
 VALIDATORS = 9
-TERMS = {"samples_per_slot": 8, "output_tokens_max": 1_024, "audit_probation": 0, "audit_floor": 500}
-"""Slots that take long, so that a worker is leased one; one submission in twenty is audited."""
+TERMS = {
+    "samples_per_slot": 8,
+    "output_tokens_max": 1_024,
+    "audit_probation": 0,
+    "audit_floor": 500,
+    "vesting_ms": VESTING_MS,
+}
+"""Slots that take long, so that a worker is leased one; one submission in twenty is audited; pay vests in a day, so that
+the state holds the submissions of a day."""
 LEASE_MS = 240_000
-"""What a worker takes for it."""
+"""What a worker takes for it. 1,000 workers write 10^6 entries in a day."""
 WORKERS_PER_GROUP = 32
 """From one range of addresses; the coordinator admits 64 an hour."""
 SAMPLES = 1_000
