@@ -6,7 +6,7 @@ Nothing is computed here but relations between the numbers, which are asserted a
 
 # --- Versions -------------------------------------------------------------------------------------------------------
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 """Newest version that this package speaks: of messages, of entries and of the log's rules. A run names the lowest one
 it accepts. docs/decisions/0015-versioned-rules.md says what each version brings."""
 

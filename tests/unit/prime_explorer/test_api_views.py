@@ -6,7 +6,7 @@ import pytest
 
 from prime_explorer.pages import entries
 from prime_explorer.pages.proofs import read_nodes
-from prime_protocol.constants import TILE_HASHES
+from prime_protocol.constants import PROTOCOL_VERSION, TILE_HASHES
 from prime_protocol.ledger.entries import NodeStatus, NodeStatusSet, Outcome, Role
 from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root, verify_consistency, verify_inclusion
 from prime_protocol.log.tree_head import SignedNote, TreeHead
@@ -37,7 +37,7 @@ async def test_status_counts_what_is_there(tmp_path: Path) -> None:
     assert status["value"]["held_nano"] == world.state.funds.total_nano()
     (run,) = status["runs"]
     assert (run["run"], run["slots_done"], run["slots_held"], run["validators"]) == (RUN, 1, 4, 9)
-    assert run["version_min"] == 2, "the log follows rules 2"
+    assert run["version_min"] == PROTOCOL_VERSION, "of the rules that the log follows"
 
 
 async def test_run_shows_its_terms_and_steps(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_good_machine_has_nothing_to_do() -> None:
             {"coordinator": replace(GOOD.coordinator, version_min=9)},
             "version",
             CheckGrade.MISSING,
-            "speaks version 2",
+            f"speaks version {PROTOCOL_VERSION}",
             "--upgrade",
         ),
         (

@@ -129,8 +129,8 @@ def test_unknown_rules_are_told_when_they_start_and_accuse_nobody() -> None:
     report = make_replay().apply([*world.leaves, leaf])
     assert (report.finding, report.size) == (None, 602)
     assert report.unknown_rules == (
-        "this log follows rules 3 from entry 602 on, and this program knows rules up to 2:"
-        " upgrade prime-swarm to version 0.3.0 or later"
+        f"this log follows rules {PROTOCOL_VERSION + 1} from entry 602 on, and this program knows rules up to"
+        f" {PROTOCOL_VERSION}: upgrade prime-swarm to version 0.{PROTOCOL_VERSION + 1}.0 or later"
     )
 
 

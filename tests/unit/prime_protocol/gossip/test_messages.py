@@ -124,7 +124,7 @@ def test_a_body_that_only_newer_software_understands_is_told_apart() -> None:
     raw = encode(replace(letter, version=PROTOCOL_VERSION + 1))
     from prime_protocol.wire.envelope import _signed_digest
 
-    with pytest.raises(RemoteError, match=r"^Payload\.version: is 3, newer than ours"):
+    with pytest.raises(RemoteError, match=rf"^Payload\.version: is {PROTOCOL_VERSION + 1}, newer than ours"):
         opened(bytes(Signature(TRAINER.sign(_signed_digest(raw)))) + raw, GossipKind.ANNOUNCED)
 
 

@@ -103,7 +103,8 @@ def test_an_envelope_of_another_network_is_refused() -> None:
 
 
 def test_an_old_version_is_told_to_upgrade_and_old_logs_still_open() -> None:
-    assert refusal(sealed(), version_min=3) == ("Payload.version", "is 2, this run needs 3: please upgrade")
+    wanted = ("Payload.version", f"is {PROTOCOL_VERSION}, this run needs {PROTOCOL_VERSION + 1}: please upgrade")
+    assert refusal(sealed(), version_min=PROTOCOL_VERSION + 1) == wanted
     assert open_envelope(sealed(version=1), network=MAIN).payload.version == 1
 
 
