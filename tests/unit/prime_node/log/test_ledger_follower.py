@@ -212,7 +212,8 @@ async def test_rules_that_only_a_newer_program_knows_are_told_and_accuse_nobody(
     world.wait(RULES_NOTICE_MS)
     newer = world.seal("ann", world.registration("ann"), None, kind="NotInventedYet", version=PROTOCOL_VERSION + 1)
     following = Following(tmp_path, ServedLog([*world.leaves, newer]))
-    await following.until(lambda: f"upgrade prime-swarm to version 0.{PROTOCOL_VERSION + 1}.0" in following.follower.problem)
+    wanted = f"upgrade prime-swarm to version 0.{PROTOCOL_VERSION + 1}.0"
+    await following.until(lambda: wanted in following.follower.problem)
     assert (following.follower.size, following.keeper.is_stopped) == (601, False)
 
 

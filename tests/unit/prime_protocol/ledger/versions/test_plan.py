@@ -68,7 +68,7 @@ def test_a_program_stops_where_rules_begin_that_it_does_not_know() -> None:
     world.deposit("ann", 1)
     world.wait(1)
     before, leaf = world.snapshot(), world.seal("ann", world.registration("ann"), kind="Invented")
-    with pytest.raises(UnknownRules, match=rf"rules {newer} from entry \d+ on, .* prime-swarm to version 0\.{newer}\.0"):
+    with pytest.raises(UnknownRules, match=rf"rules {newer} from entry \d+ on, .* to version 0\.{newer}\.0"):
         world.apply(leaf)
     assert world.snapshot() == before
     assert issubclass(UnknownRules, LocalError), "it is the reader who has to do something"
