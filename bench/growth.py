@@ -30,11 +30,12 @@ from prime_coordinator.log.store import LogStore, open_log_store
 from prime_coordinator.log.tree import LogTree
 from prime_coordinator.log.verify import VerifyOptions, verify_log
 from prime_coordinator.log.writer import LogWriter
-from prime_protocol.constants import PROTOCOL_VERSION, VESTING_MS
+from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.state import LogPosition
+from prime_protocol.ledger.terms import VESTING_MS
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.messages import Heartbeat, NodeActivity
@@ -53,8 +54,8 @@ TERMS = {
     "audit_floor": 500,
     "vesting_ms": VESTING_MS,
 }
-"""Slots that take long, so that a worker is leased one; one submission in twenty is audited; pay vests in a day, so that
-the state holds the submissions of a day."""
+"""Slots that take long, so that a worker is leased one; one submission in twenty is audited; pay vests in a day, so
+that the state holds the submissions of a day."""
 LEASE_MS = 240_000
 """What a worker takes for it. 1,000 workers write 10^6 entries in a day."""
 WORKERS_PER_GROUP = 32
