@@ -14,8 +14,8 @@ EXIT_CODES = """exit codes:
   0    done, or stopped as asked
   1    refused, and the text says why and what to do
   2    wrong command line
-  3    a check found something: doctor, audit, challenge --dry-run; status, accusations, start: the coordinator broke
-       a rule
+  3    a check found something: doctor, plan, audit, challenge --dry-run; status, accusations, start: the coordinator
+       broke a rule
   4    the node is not running, or does not answer
   130  interrupted"""
 FOLDER = Path("~/prime-node")
@@ -58,6 +58,7 @@ def build_parser(settings: SettingsHelp = SettingsHelp.NONE, command: str = "") 
     _add_keys(commands)
     _add_stake(commands)
     _add_calibrate(commands, choose("calibrate"))
+    _add_plan(commands)
     _add_maintenance(commands, choose("config"))
     return parser
 
@@ -292,6 +293,21 @@ def _add_calibrate(commands: Group, settings: SettingsHelp) -> None:
     add("--confidence", type=float, default=0.95, help="confidence in that chance (default 0.95)")
     add("--file-tokens", type=int, default=512, help="fewest output tokens of a file (default 512)")
     add("--seed", type=int, default=0, help="of prompts and sampling (default 0)")
+
+
+def _add_plan(commands: Group) -> None:
+    text = "say whether a model fits a machine, how it is split, and what speed and costs to expect"
+    plan = _command(commands, "plan", "plan:show_plan", text, has_json=True)
+    add = plan.add_argument
+    add("model", nargs="?", metavar="MODEL", help="a checkpoint folder, or a model known by name such as Qwen3-8B")
+    add("--gpu", metavar="NAME", help="card, such as 4090, A100-80 or H100. Default: those of this machine.")
+    add("--memory", type=float, metavar="GB", help="memory of each GPU, for a card that is not known")
+    add("--gpus", type=int, metavar="N", help="number of equal GPUs (default 1, or all of this machine)")
+    add("--tensor-parallel", type=int, default=0, metavar="N", help="GPUs of one copy. Default: what fits best.")
+    add("--sequence-tokens", type=int, default=8192, metavar="N", help="longest sequence of the run (default 8192)")
+    add("--bandwidth", type=float, default=100.0, metavar="MBIT", help="of the download, in Mbit/s (default 100)")
+    add("--price", type=float, default=0.0, metavar="P", help="price of a kWh, to show the cost of electricity")
+    add("--table", action="store_true", help="print the table of the documentation instead")
 
 
 def _add_maintenance(commands: Group, settings: SettingsHelp) -> None:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from prime_node.doctor.facts import CoordinatorFacts, MachineReport, SourceFacts
+from prime_node.doctor.fit import describe_placement, list_usable_gpus, plan_gpus
+from prime_node.planning.plan import COPIES_ON_DISK
 from prime_protocol.constants import CLOCK_SKEW_MS_MAX, PROTOCOL_VERSION
 from prime_runtime.formatting import format_bytes
 
@@ -20,8 +22,6 @@ CACHE_SHARE = 0.25
 """KV cache of a small batch, relative to the weights; the engine shrinks its batch if there is less."""
 FLOAT32_FACTOR = 2
 """A CPU without bf16 instructions holds the weights in float32, twice their published size."""
-COPIES_ON_DISK = 3
-"""The shards, the checkpoint built from them, and the next one during its build."""
 RELAY_BYTES = GB // 2
 """Memory of a relay: sendfile moves shards from disk to socket without copying them into the process."""
 RATE_BYTES_PER_S_MIN = 1_000_000
@@ -78,6 +78,7 @@ def build_checklist(examined: MachineReport, role: str) -> list[CheckResult]:
     return [
         *check_machine(examined, role),
         *check_devices(examined, role),
+        *check_fit(examined, role),
         *check_coordinator(examined.coordinator),
         *check_sources(examined.sources),
         *check_port(examined),
@@ -103,7 +104,7 @@ def check_machine(examined: MachineReport, role: str) -> Iterator[CheckResult]:
     yield CheckResult(what="processor", found=f"{cpu.cores} cores of {cpu.model} ({features})", needed="1 core")
     need = compute_need(role, _get_model_bytes(examined), is_wide=not cpu.has_bf16)
     # With a GPU the weights live there, and pass through the machine's memory only.
-    least = min(need.memory_bytes, RUNTIME_BYTES) if _list_usable_gpu_bytes(examined) else need.memory_bytes
+    least = min(need.memory_bytes, RUNTIME_BYTES) if list_usable_gpus(examined) else need.memory_bytes
     yield make_result(
         what="memory",
         found=f"{format_bytes(memory.free_bytes)} free of {format_bytes(memory.total_bytes)}",
@@ -179,6 +180,22 @@ def check_devices(examined: MachineReport, role: str) -> Iterator[CheckResult]:
             advice="install torch with CUDA: see pytorch.org; without it the CPU is used",
             grade=CheckGrade.NOTE,
         )
+
+
+def check_fit(examined: MachineReport, role: str) -> Iterator[CheckResult]:
+    """How the run's model goes on the GPUs. One that does not fit there may still fit the processor's memory."""
+    plan = plan_gpus(examined) if role != "relay" else None
+    if plan is None:
+        return
+    need = compute_need(role, plan.weight_bytes, is_wide=not examined.cpu.has_bf16)
+    yield make_result(
+        what="model on GPUs",
+        found=plan.problem or describe_placement(plan),
+        needed="one copy",
+        is_good=not plan.problem,
+        advice="use GPUs with more memory, or run a relay: --role relay; prime-node plan shows what fits",
+        worst=CheckGrade.NOTE if examined.memory.free_bytes >= need.memory_bytes else CheckGrade.MISSING,
+    )
 
 
 # --- The network ----------------------------------------------------------------------------------------------------
@@ -319,18 +336,12 @@ def _can_take_role(examined: MachineReport, role: str, model_bytes: int) -> bool
         return False
     if role == "relay":
         return examined.memory.free_bytes >= need.memory_bytes
-    narrow = compute_need(role, model_bytes, is_wide=False)
-    if any(free >= narrow.memory_bytes for free in _list_usable_gpu_bytes(examined)):
+    plan = plan_gpus(examined)
+    if plan is not None and not plan.problem:
         return True
     engine = examined.engine
     has_cpu = engine is not None and any(each.device == "cpu" and each.is_good for each in engine.devices)
     return has_cpu and examined.memory.free_bytes >= need.memory_bytes
-
-
-def _list_usable_gpu_bytes(examined: MachineReport) -> list[int]:
-    """Free bytes of each GPU that passed its test."""
-    devices = examined.engine.devices if examined.engine else ()
-    return [each.free_bytes for each in devices if each.is_good and each.device != "cpu"]
 
 
 def _get_model_bytes(examined: MachineReport) -> int | None:
