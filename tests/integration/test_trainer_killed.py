@@ -27,6 +27,7 @@ PLACES = [
     "prime_trainer.publish.publisher:upload_file:after:1",  # the manifest is there, the entry is not
     "prime_trainer.publish.publisher:announce:before:2",  # the entry is there, and the trainer has not heard so
 ]
+HEAD_WAITS = 50
 RANDOM_KILLS = 2
 SEED = 20_260_616
 
@@ -54,9 +55,14 @@ async def check_disk(scene: Scene, where: str) -> int:
 
 
 async def check_end(scene: Scene) -> None:
-    entries = await scene.entries("CheckpointPublished")
     saved = find_newest_checkpoint(scene.trainer / "checkpoints").saved
     assert saved is not None
+    entries = await scene.entries("CheckpointPublished")
+    for _ in range(HEAD_WAITS):
+        if len(entries) > saved.state.step:
+            break
+        await asyncio.sleep(0.1)  # the entry is in the log, and no head covers it yet
+        entries = await scene.entries("CheckpointPublished")
     assert [entry["step"] for entry in entries] == list(range(saved.state.step + 1))
     trained = [name for entry in entries for name in entry["trained_on"]]
     assert len(set(trained)) == len(trained)

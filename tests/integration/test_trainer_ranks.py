@@ -1,8 +1,12 @@
 """Two processes that train together (FSDP2 over gloo) learn what one learns, and start, follow and end as one."""
 
+import asyncio
 import json
 import socket
+import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from integration.test_trainer_killed import check_end, finish
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_trainer.model.distributed import RankGroup
 from support.processes.killable_trainer import get_server, run_rank
+from support.processes.swarm import WAIT_S
 from support.processes.trainer import running_scene
 from support.processes.trainer_ranks import STEPS, learn_and_resume, learn_in_rank
 
@@ -25,41 +30,64 @@ def find_port() -> int:
         return port
 
 
-async def test_two_ranks_learn_what_one_learns_and_resume_as_one_does(tmp_path: Path) -> None:
-    make_tiny_checkpoint(tmp_path / "model", hidden=32, layers=2)
-    for name in ("one", "two"):
-        (tmp_path / name).mkdir()
+def start_ranks(folder: Path, size: int, *, replicas: int = 1) -> list[ForkServerProcess]:
+    folder.mkdir()
     server, port = get_server(), find_port()
-    pair = [server.Process(target=learn_in_rank, args=(tmp_path / "two", rank, 2, port)) for rank in range(2)]
-    for process in pair:
+    ranks = [server.Process(target=learn_in_rank, args=(folder, rank, size, port, replicas)) for rank in range(size)]
+    for process in ranks:
         process.start()
-    alone = learn_and_resume(tmp_path / "one", RankGroup())
-    for process in pair:
-        assert await finish(process) == 0
-    together = json.loads((tmp_path / "two" / "facts.json").read_text())
+    return ranks
+
+
+async def check_same(alone: list[dict[str, Any]], one: Path, many: Path) -> None:
+    """The numbers of every step and the last checkpoint are those of one rank."""
+    together = json.loads((many / "facts.json").read_text())
     assert len(together) == len(alone) == 2 * STEPS
-    for step, (one, two) in enumerate(zip(alone, together, strict=True), 1):
-        assert {name: two[name] for name in SAME} == pytest.approx(
-            {name: one[name] for name in SAME}, rel=1e-3, abs=1e-5
-        ), f"step {step}"
+    for step, (mine, theirs) in enumerate(zip(alone, together, strict=True), 1):
+        assert {name: theirs[name] for name in SAME} == pytest.approx(
+            {name: mine[name] for name in SAME}, rel=1e-3, abs=1e-5
+        ), f"step {step} of {many.name}"
     for name in ("model/model.safetensors", "optimizer.safetensors"):
-        mine, theirs = (load_file(tmp_path / each / f"step-{2 * STEPS:08}" / name) for each in ("one", "two"))
-        assert mine.keys() == theirs.keys()
-        for tensor in mine:
-            torch.testing.assert_close(theirs[tensor], mine[tensor], rtol=1e-3, atol=1e-4, msg=tensor)
+        wanted, found = (load_file(each / f"step-{2 * STEPS:08}" / name) for each in (one, many))
+        assert wanted.keys() == found.keys()
+        for tensor in wanted:
+            torch.testing.assert_close(found[tensor], wanted[tensor], rtol=1e-3, atol=1e-4, msg=tensor)
 
 
-async def test_trainer_of_two_ranks_publishes_as_one(tmp_path: Path) -> None:
+async def test_many_ranks_learn_what_one_learns_and_resume_as_one_does(tmp_path: Path) -> None:
+    """The default group is one for cuda only, as with NCCL; the four ranks hold two replicas of the model."""
+    make_tiny_checkpoint(tmp_path / "model", hidden=32, layers=2)
+    (tmp_path / "one").mkdir()
+    two = start_ranks(tmp_path / "two", 2)
+    alone = learn_and_resume(tmp_path / "one", RankGroup())
+    for process in two:
+        assert await finish(process) == 0
+    await check_same(alone, tmp_path / "one", tmp_path / "two")
+    for process in start_ranks(tmp_path / "four", 4, replicas=2):
+        assert await finish(process) == 0
+    await check_same(alone, tmp_path / "one", tmp_path / "four")
+
+
+OUTAGE_S, COLLECTIVE_S = 8, 3
+"""An outage several times as long as ranks wait in a collective of the device, as 15 minutes are for NCCL's ten."""
+
+
+async def test_trainer_of_two_ranks_outlasts_an_outage_and_publishes_as_one(tmp_path: Path) -> None:
     server, port = get_server(), find_port()
     async with running_scene(tmp_path) as scene:
         logs = [tmp_path / f"rank-{rank}.log" for rank in range(2)]
-        pair = [
-            server.Process(target=run_rank, args=(scene.words("--steps", "3"), logs[rank], rank, 2, port))
-            for rank in range(2)
-        ]
+        words = scene.words("--steps", "4", "--ranks-collective-timeout-s", str(COLLECTIVE_S))
+        pair = [server.Process(target=run_rank, args=(words, logs[rank], rank, 2, port)) for rank in range(2)]
         for process in pair:
             process.start()
+        began = time.monotonic()
+        while len(scene.steps()) < 1:
+            assert time.monotonic() - began < WAIT_S, logs[0].read_text()[-3000:]
+            await asyncio.sleep(0.02)
+        scene.coordinator.freeze(is_frozen=True)
+        await asyncio.sleep(OUTAGE_S)
+        scene.coordinator.freeze(is_frozen=False)
         for process, log in zip(pair, logs, strict=True):
             assert await finish(process, log) == 0, log.read_text()[-3000:]
         await check_end(scene)
-    assert len(scene.steps()) == 3
+    assert len(scene.steps()) == 4

@@ -53,7 +53,7 @@ allocator keeps the peak memory of each thread: on many cores that would be one 
 
 def run_trainer(config: TrainConfig) -> int:
     """Run until the last step, SIGTERM, SIGINT or `stop`."""
-    ranks = RankGroup.join(config.device)
+    ranks = RankGroup.join(config.device, config.ranks)
     try:
         if ranks.is_first:
             return asyncio.run(TrainerApp(config, ranks, SystemClock()).run())

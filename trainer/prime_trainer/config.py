@@ -203,6 +203,17 @@ class OptimizerConfig:
 
 
 @settings_class
+class RanksConfig:
+    """The section [ranks]: how the processes that `torchrun` started share the model."""
+
+    replicas: Annotated[int, Between(1, 4096)] = 1
+    """Copies of the model, each sharded over consecutive ranks. One per machine keeps all traffic but the gradients
+    inside the machines."""
+    collective_timeout_s: Annotated[int, Between(1, 86_400)] = 600
+    """Seconds after which a rank that waits for the others in the middle of a step gives up."""
+
+
+@settings_class
 class EvaluationConfig:
     """The section [evaluation]: evaluation of checkpoints on held-out problems, beside the training."""
 
@@ -263,6 +274,7 @@ class TrainConfig(PublishConfig):
     advantage: AdvantageConfig = field(default_factory=AdvantageConfig)
     batch: BatchConfig = field(default_factory=BatchConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    ranks: RanksConfig = field(default_factory=RanksConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
 
 

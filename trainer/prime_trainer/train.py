@@ -72,6 +72,10 @@ def train(learner: "Learner", state: TrainState, context: TrainContext, *, steps
     model, ranks, clock = context.model, learner.ranks, context.clock
     while not steps or state.step < steps:
         waiting_ms = clock.monotonic_ms()
+        if ranks.is_first:
+            # The step before is published before the next one begins: at most one checkpoint is ever unpublished. The
+            # other ranks wait for the batch, and not in a collective of the device, which has a short timeout.
+            context.sink.wait()
         batch = ranks.broadcast(context.source.next_batch(state.step) if ranks.is_first else None)
         if batch is None:
             break
@@ -95,9 +99,6 @@ def train(learner: "Learner", state: TrainState, context: TrainContext, *, steps
             gradient_norms=learner.guard.norms,
             metrics=metrics,
         )
-        if ranks.is_first:
-            # The step before is published before this one is saved: at most one checkpoint is ever unpublished.
-            context.sink.wait()
         model = save_state(learner, state, context, model)
         if ranks.is_first:
             context.source.mark_trained(trained_on, step)

@@ -184,6 +184,11 @@ class CoordinatorProcess:
             self._process.kill()
         await self._wait()
 
+    def freeze(self, *, is_frozen: bool) -> None:
+        """Keep its port and its connections, and answer nothing meanwhile."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGSTOP if is_frozen else signal.SIGCONT)
+
     async def stop(self) -> int:
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)

@@ -7,7 +7,7 @@ from typing import Any
 
 from prime_protocol.wire.ids import Step
 from prime_trainer.checkpoints import SavedCheckpoint, TrainState, save_checkpoint
-from prime_trainer.config import BatchConfig, LossConfig, OptimizerConfig, TrainConfig
+from prime_trainer.config import BatchConfig, LossConfig, OptimizerConfig, RanksConfig, TrainConfig
 from prime_trainer.model.distributed import RankGroup
 from prime_trainer.resume import StartPoint, make_learner
 from prime_trainer.train import Learner
@@ -34,10 +34,14 @@ def make_config(folder: Path) -> TrainConfig:
     )
 
 
-def learn_in_rank(folder: Path, rank: int, size: int, port: int) -> None:
+CUDA_ONLY = "cuda:gloo"
+"""A default group for cuda tensors only, as NCCL's is: a collective of a CPU value on it fails, as it would on GPUs."""
+
+
+def learn_in_rank(folder: Path, rank: int, size: int, port: int, replicas: int = 1) -> None:
     """As one of several processes; the first writes down what it saw."""
     be_rank(rank, size, port)
-    ranks = RankGroup.join("cpu")
+    ranks = RankGroup.join("cpu", RanksConfig(replicas=replicas), backend=CUDA_ONLY)
     try:
         facts = learn_and_resume(folder, ranks)
     finally:

@@ -1,8 +1,13 @@
-"""The processes that train together: one, or as many as `torchrun` started.
+"""The processes that train together: one, or as many as `torchrun` started, on one machine or several.
 
-Every rank holds a shard of each weight (FSDP2) and computes its own packs. Rank 0 does all I/O and broadcasts batches.
+Every rank holds a shard of each weight (FSDP2) and computes its own packs. Rank 0 does all network I/O and broadcasts
+batches. Two kinds of groups keep a slow network from stopping the GPUs: values of the CPU (batches, statistics,
+verdicts) travel on a gloo group with a timeout of days, tensors of the model on groups of the device with a timeout of
+minutes. A rank enters a collective of the device only after rank 0 has sent a batch, so none of them ever waits there
+for the network.
 """
 
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -11,6 +16,7 @@ import torch.distributed as dist
 
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.tolerance import Precision
+from prime_trainer.config import RanksConfig
 
 T = TypeVar("T")
 Tensor = Any
@@ -25,24 +31,35 @@ class RankGroup:
     def __init__(self, rank: int = 0, size: int = 1) -> None:
         self.rank = rank
         self.size = size
-        self._gloo_group: Any = None
+        self._cpu_group: Any = None
+        self._mesh: Any = None
 
     @classmethod
-    def join(cls, device: str) -> "RankGroup":
-        """Join the group if `torchrun` started this process; otherwise a group of one."""
-        if device.startswith("cuda") and not torch.cuda.is_available():
+    def join(cls, device: str, config: RanksConfig | None = None, *, backend: str | None = None) -> "RankGroup":
+        """Join the group if `torchrun` started this process; otherwise a group of one.
+
+        `backend` maps device types to backends as in init_process_group. Nothing here relies on the default group, so a
+        CPU may run with a mapping that has no entry for it, as NCCL's has none.
+        """
+        config = config or RanksConfig()
+        is_cuda = device.startswith("cuda")
+        if is_cuda and not torch.cuda.is_available():
             raise LocalError("device is cuda, but torch finds no GPU; use cpu, or install torch for your GPU")
         if not dist.is_torchelastic_launched():
             return cls()
-        if device.startswith("cuda"):
+        if is_cuda:
             torch.cuda.set_device(dist.get_node_local_rank())
-        dist.init_process_group("nccl" if device.startswith("cuda") else "gloo")
+        timeout = timedelta(seconds=config.collective_timeout_s)
+        dist.init_process_group(backend or ("nccl" if is_cuda else "gloo"), timeout=timeout)
         ranks = cls(dist.get_rank(), dist.get_world_size())
-        ranks._gloo_group = dist.new_group(backend="gloo", timeout=BATCH_WAIT_MAX)
+        if ranks.size % config.replicas:
+            raise LocalError(f"{ranks.size} ranks cannot hold {config.replicas} replicas of equal size")
+        ranks._cpu_group = dist.new_group(backend="gloo", timeout=BATCH_WAIT_MAX)
+        ranks._mesh = make_mesh(ranks.size, config.replicas, "cuda" if is_cuda else "cpu", timeout)
         return ranks
 
     def leave(self) -> None:
-        if self._gloo_group is not None:
+        if self._cpu_group is not None:
             dist.destroy_process_group()
 
     @property
@@ -54,17 +71,17 @@ class RankGroup:
         if self.size == 1:
             return value
         box = [value]
-        dist.broadcast_object_list(box, src=0, group=self._gloo_group)
+        dist.broadcast_object_list(box, src=0, group=self._cpu_group)
         return box[0]
 
     def all_reduce(self, values: Tensor) -> Tensor:
-        """Sum over all ranks, in place."""
+        """Sum of CPU values over all ranks, in place."""
         if self.size > 1:
-            dist.all_reduce(values)
+            dist.all_reduce(values, group=self._cpu_group)
         return values
 
     def shard(self, model: Any, precision: Precision) -> None:
-        """Shard every weight over the ranks; a layer is gathered while it is computed."""
+        """Shard every weight over the ranks of a replica; a layer is gathered while it is computed."""
         if self.size == 1:
             return
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -74,8 +91,30 @@ class RankGroup:
         layers = set(getattr(model, "_no_split_modules", None) or ())
         for module in model.modules():
             if type(module).__name__ in layers:
-                fully_shard(module, mp_policy=policy)
-        fully_shard(model, mp_policy=policy)
+                fully_shard(module, mesh=self._mesh, mp_policy=policy)
+        fully_shard(model, mesh=self._mesh, mp_policy=policy)
+
+
+def make_mesh(size: int, replicas: int, device_type: str, timeout: timedelta) -> Any:
+    """Ranks in a row, or replicas x ranks of a replica (HSDP).
+
+    Consecutive ranks make a replica: with one replica per machine, only gradients travel between machines.
+    """
+    from torch.distributed.device_mesh import DeviceMesh
+
+    backend = "nccl" if device_type == "cuda" else "gloo"
+    ranks = torch.arange(size).view(replicas, -1)
+    shards = join_group(ranks.tolist(), backend, timeout)
+    if replicas == 1:
+        return DeviceMesh.from_group(shards, device_type)
+    copies = join_group(ranks.T.tolist(), backend, timeout)
+    return DeviceMesh.from_group([copies, shards], device_type, ranks, mesh_dim_names=("replica", "shard"))
+
+
+def join_group(blocks: Sequence[Sequence[int]], backend: str, timeout: timedelta) -> Any:
+    """Make a group of each block; return this rank's. All ranks call it with the same blocks."""
+    groups = [dist.new_group(list(block), backend=backend, timeout=timeout) for block in blocks]
+    return next(group for group, block in zip(groups, blocks, strict=True) if dist.get_rank() in block)
 
 
 def gather_full(tensor: Tensor) -> Tensor:
