@@ -11,7 +11,8 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prime_node.engine.batches import generate_batch
 from prime_node.engine.child import ChildOptions, main
-from prime_node.engine.interface import Completion, EngineFacts, ForwardResult, GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.interface import (
+    Completion,
+    EngineCapacity,
+    EngineFacts,
+    EngineQueue,
+    ForwardResult,
+    GenerateRequest,
+    Sampling,
+    TokenSequence,
+)
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.sampling import compute_margins, sample_tokens
 from prime_protocol.proofs.toploc import build_proofs
@@ -42,6 +53,26 @@ def log_softmax(logits: Floats) -> Floats:
     return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
 
 
+SEQUENCES_MAX, KV_TOKENS = 4, 4096
+
+
+@dataclass(slots=True, eq=False)
+class FakeRow:
+    """A completion in progress."""
+
+    order: GenerateRequest
+    sampling: Sampling
+    state: Floats
+    states: list[Floats] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def is_over(self) -> bool:
+        return len(self.tokens) == self.sampling.tokens_max or (
+            bool(self.tokens) and self.tokens[-1] in self.sampling.eos
+        )
+
+
 class NumpyEngine:
     """s = tanh(A s + E[token]), hidden = R s, logits = U hidden."""
 
@@ -49,6 +80,7 @@ class NumpyEngine:
         self._options = options
         self._behaviour = ""
         self._facts: EngineFacts | None = None
+        self._rows: list[FakeRow] = []
 
     @property
     def facts(self) -> EngineFacts:
@@ -75,38 +107,53 @@ class NumpyEngine:
             context_max=config["max_position_embeddings"],
         )
 
+    @property
+    def capacity(self) -> EngineCapacity:
+        return EngineCapacity(sequences_max=SEQUENCES_MAX, kv_tokens=KV_TOKENS)
+
+    @property
+    def queue(self) -> EngineQueue:
+        running = min(SEQUENCES_MAX, len(self._rows))
+        return EngineQueue(running=running, waiting=len(self._rows) - running)
+
     def generate(
         self, orders: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
+        return generate_batch(self, orders, sampling, is_wanted)
+
+    def add(self, orders: Sequence[GenerateRequest], sampling: Sampling) -> None:
         self._behave()
         for order in orders:
-            completion = self._complete(order, sampling, is_wanted)
-            if completion is None:
-                return
-            yield completion
+            row = FakeRow(order, sampling, np.zeros(self.facts.hidden, np.float32))
+            for token in order.prompt:
+                row.state = self._advance(row.state, int(token))
+            self._rows.append(row)
 
-    def _complete(self, order: GenerateRequest, sampling: Sampling, is_wanted: Callable[[], bool]) -> Completion | None:
-        state = np.zeros(self.facts.hidden, np.float32)
-        for token in order.prompt:
-            state = self._advance(state, int(token))
-        states, tokens = [], []
-        while len(tokens) < sampling.tokens_max and (not tokens or tokens[-1] not in sampling.eos):
-            if not is_wanted():
-                return None
-            if self._behaviour == "slow":
-                time.sleep(SLOW_S)
-            states.append(self._out @ state)
-            place = np.array([len(tokens)], np.uint32)
-            seeds = np.array([order.seed], np.uint64)
-            tokens.append(int(sample_tokens(self._logits(states[-1][None]), sampling.temperature, seeds, place)[0]))
-            state = self._advance(state, tokens[-1])
-        hidden, chosen = np.stack(states), np.array(tokens, np.int32)
+    def step(self) -> list[Completion]:
+        if self._behaviour == "slow":
+            time.sleep(SLOW_S)
+        for row in self._rows[:SEQUENCES_MAX]:
+            row.states.append(self._out @ row.state)
+            place = np.array([len(row.tokens)], np.uint32)
+            seeds = np.array([row.order.seed], np.uint64)
+            logits = self._logits(row.states[-1][None])
+            row.tokens.append(int(sample_tokens(logits, row.sampling.temperature, seeds, place)[0]))
+            row.state = self._advance(row.state, row.tokens[-1])
+        done = [row for row in self._rows if row.is_over]
+        self._rows = [row for row in self._rows if not row.is_over]
+        return [self._complete(row) for row in done]
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        self._rows = [row for row in self._rows if row.order.number not in numbers]
+
+    def _complete(self, row: FakeRow) -> Completion:
+        hidden, chosen = np.stack(row.states), np.array(row.tokens, np.int32)
         error = 1.0 if self._behaviour == "wrong" else 0.0
         return Completion(
-            number=order.number,
+            number=row.order.number,
             tokens=chosen,
-            logprobs=self._logprobs(hidden, chosen, sampling) - np.float32(error),
-            finish=FinishReason.EOS if tokens[-1] in sampling.eos else FinishReason.LENGTH,
+            logprobs=self._logprobs(hidden, chosen, row.sampling) - np.float32(error),
+            finish=FinishReason.EOS if row.tokens[-1] in row.sampling.eos else FinishReason.LENGTH,
             proofs=build_proofs(to_bits(hidden)).blob,
         )
 

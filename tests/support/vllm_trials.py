@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from prime_node.engine.interface import Completion, GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.interface import Completion, EngineQueue, GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow, measure_row
 from prime_node.engine.vllm.engine import VllmEngine
 from prime_protocol.errors import LocalError, RemoteError
@@ -96,6 +96,25 @@ def run_out_of_memory(runner: Any, most: int) -> Any:
     return execute
 
 
+def join_running_batch(engine: VllmEngine, orders: list[GenerateRequest]) -> dict[str, Any]:
+    """Half of the rows join when the others are under way, one is dropped, and texts are read in the same steps."""
+    texts = make_texts(orders, list(engine.generate(orders[:4], SAMPLING)))
+    engine.add(orders[:8], SAMPLING)
+    done = [completion for _ in range(3) for completion in engine.step()]
+    engine.add(orders[8:], SAMPLING)
+    done += engine.step()
+    engine.cancel({orders[-1].number})
+    readings = list(engine.read(texts, SAMPLING))
+    while engine.queue != EngineQueue():
+        done += engine.step()
+    return {
+        "joined": get_tokens(done),
+        "joined_read": read(engine, orders, done, SAMPLING),
+        "margin_meanwhile": max(float(reading.margins.max()) for reading in readings),
+        "kv_tokens": engine.capacity.kv_tokens,
+    }
+
+
 def refusal(act: Any) -> str:
     try:
         act()
@@ -129,6 +148,8 @@ def main(folder: Path, changed: str) -> None:
     turns = iter([True] * 20)
     some = list(engine.generate(orders, SAMPLING, lambda: next(turns, False)))
     found["abandoned"] = len(some)
+
+    found |= join_running_batch(engine, orders)
 
     execute = run_out_of_memory(runner, most=3)
     found["short_of_memory"] = get_tokens(list(engine.generate(orders, SAMPLING)))

@@ -5,16 +5,19 @@ back. A validator reads the file with an honest engine on another machine, and t
 are here, those about the model in models.py, which needs torch, and those about proofs in proof_forgery.py.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
+from prime_node.engine.batches import BatchQueue
 from prime_node.engine.interface import (
     Completion,
     Engine,
+    EngineCapacity,
     EngineFacts,
+    EngineQueue,
     ForwardResult,
     GenerateRequest,
     Sampling,
@@ -47,17 +50,35 @@ CheatedOutput = tuple[GenerateRequest, list[int], FinishReason]
 
 
 class Cheat:
-    """An engine that finds no fault with its own files."""
+    """An engine that finds no fault with its own files. It lies about whole batches, one after the other."""
 
     def __init__(self, honest: Engine) -> None:
         self._honest = honest
+        self._batches = BatchQueue(lambda requests, sampling, is_wanted: self.generate(requests, sampling, is_wanted))
 
     @property
     def facts(self) -> EngineFacts:
         return self._honest.facts
 
+    @property
+    def capacity(self) -> EngineCapacity:
+        return self._honest.capacity
+
+    @property
+    def queue(self) -> EngineQueue:
+        return self._batches.state
+
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
         self._honest.load(checkpoint, changed)
+
+    def add(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> None:
+        self._batches.add(requests, sampling)
+
+    def step(self) -> list[Completion]:
+        return self._batches.step()
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        self._batches.cancel(numbers)
 
     def generate(
         self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True

@@ -9,7 +9,7 @@ as most are, and read proofs are drawn from the distribution of real ones.
 
 import shlex
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -38,10 +38,13 @@ PERFECT_CHUNK = ChunkReport(
 )
 
 
-def check_without_reading(engine: Engine, request: CheckRowsJob, inbox: CommandReader, outbox: ReplyWriter) -> None:
+def check_without_reading(
+    engine: Engine, request: CheckRowsJob, inbox: CommandReader, outbox: ReplyWriter
+) -> Iterator[None]:
     """Stands in for the engine's own check; computes nothing."""
     for frame in request.claims:
         outbox.send(values.encode_measurement(make_perfect_row(values.decode_claim(frame))))
+        yield
     rng = np.random.default_rng(int.from_bytes(request.submission[:8], "big") + request.block)
     for reader in request.readers:
         outbox.send(values.encode_projections(reader, rng.normal(0.0, 1.0, READ_PROOF_PROBES).tolist()))

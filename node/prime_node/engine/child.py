@@ -1,5 +1,8 @@
 """The engine's process: reads jobs from standard input, runs one engine, writes replies to standard output.
 
+Completions of all jobs are generated together, and the rows of a new job join those of earlier ones between two steps.
+A forward pass is cut into groups of rows, and the completions go on between them.
+
     python -m prime_node.engine.child --engine torch --device cpu --precision float32 --threads 1
 
 It may run in another Python interpreter than the node's, so it imports little: the engine, the measurement and the
@@ -15,13 +18,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from prime_node.engine import frames
-from prime_node.engine.interface import Engine
+from prime_node.engine.interface import Engine, EngineQueue
 from prime_node.engine.measurement import measure_row
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.proofs.read_proofs import BlockProjections, ReadProofRequest
@@ -50,16 +54,28 @@ class CommandReader:
         self._source = source
         self._leave = leave
         self._requests: queue.Queue[frames.EngineCommand] = queue.Queue()
-        self._cancelled = -1
+        self._cancelled: set[int] = set()
 
     def start(self) -> None:
         threading.Thread(target=self._read, name="commands", daemon=True).start()
 
     def next(self) -> frames.EngineCommand:
+        """Waits for it."""
         return self._requests.get()
 
+    def next_or_none(self) -> frames.EngineCommand | None:
+        """None if there is no command yet."""
+        try:
+            return self._requests.get_nowait()
+        except queue.Empty:
+            return None
+
     def is_wanted(self, job: int) -> bool:
-        return job > self._cancelled
+        return job not in self._cancelled
+
+    def forget(self, job: int) -> None:
+        """The job has ended."""
+        self._cancelled.discard(job)
 
     def _read(self) -> None:
         try:
@@ -72,9 +88,8 @@ class CommandReader:
 
     def _take(self, request: frames.EngineCommand) -> None:
         if isinstance(request, frames.CancelJob):
-            self._cancelled = max(self._cancelled, request.job)
-        else:
-            self._requests.put(request)
+            self._cancelled.add(request.job)
+        self._requests.put(request)
 
 
 class ReplyWriter:
@@ -84,71 +99,156 @@ class ReplyWriter:
         self._target = target
         self._now_s = now_s
         self._reported_s = 0.0
-        self.begin()
-
-    def begin(self) -> None:
-        self._steps = self._tokens = self._rows = 0
+        self._steps = 0
 
     def send(self, reply: frames.EngineReply) -> None:
         self._target.write(frames.encode_frame(reply))
         self._target.flush()
 
-    def report_progress(self, *, tokens: int = 0, rows: int = 0) -> None:
-        """Count a step of the engine, or a finished row, and reply now and then."""
+    def report_progress(self, state: EngineQueue) -> None:
+        """Count a step of the engine, or a row that was read, and reply now and then."""
         self._steps += 1
-        self._tokens += tokens
-        self._rows += rows
         if self._now_s() - self._reported_s >= PROGRESS_S:
             self._reported_s = self._now_s()
-            self.send(frames.EngineProgress(steps=self._steps, tokens=self._tokens, rows=self._rows))
+            self.send(frames.EngineProgress(steps=self._steps, running=state.running, waiting=state.waiting))
 
 
-def serve(engine: Engine, commands: CommandReader, replies: ReplyWriter) -> int:
-    """Run jobs one after the other until StopEngine. After an unexpected error the process exits and is not reused."""
-    while not isinstance(request := commands.next(), frames.StopEngine):
-        assert not isinstance(request, frames.CancelJob), "CommandReader handles those itself"
-        replies.begin()
+@dataclass(slots=True)
+class JobServer:
+    """Runs the jobs of one engine: completions of all together, a forward pass at a time beside them."""
+
+    engine: Engine
+    commands: CommandReader
+    replies: ReplyWriter
+    _rows: dict[int, set[int]] = field(default_factory=dict)
+    """Unfinished completions of each job."""
+    _jobs: dict[int, int] = field(default_factory=dict)
+    """The job of each of them."""
+    _reading: tuple[int, Iterator[None]] | None = None
+    """The forward pass that is under way, and its job."""
+    _waiting: list[frames.CheckRowsJob] = field(default_factory=list)
+
+    def run(self) -> int:
+        """Until StopEngine. After an unexpected error the process exits and is not reused."""
+        while True:
+            command = self.commands.next_or_none() if self._is_busy else self.commands.next()
+            if isinstance(command, frames.StopEngine):
+                return 0
+            try:
+                if command is not None:
+                    self._attempt(partial(self._start, command), partial(list, [command.job]))
+                else:
+                    self._attempt(self._step, lambda: list(self._rows))
+                    self._attempt(self._read_on, lambda: [self._reading[0]] if self._reading else [])
+            except Exception:  # boundary: _attempt has reported it, and an engine after an unexpected error is not used
+                traceback.print_exc()
+                return 1
+
+    def _attempt(self, action: Callable[[], None], list_jobs: Callable[[], list[int]]) -> None:
+        """Errors of this machine or of a request end the jobs concerned, and others the process as well."""
         try:
-            run_job(engine, request, commands, replies)
+            action()
         except (LocalError, RemoteError) as error:
-            replies.send(frames.JobFailed(job=request.job, problem=encode_problem(str(error))))
+            self._fail(list_jobs(), str(error))
         except Exception as error:  # boundary: report any error to the node before this process exits
-            traceback.print_exc()
-            replies.send(frames.JobFailed(job=request.job, problem=encode_problem(f"{type(error).__name__}: {error}")))
-            return 1
-    return 0
+            self._fail(list_jobs(), f"{type(error).__name__}: {error}")
+            raise
+
+    @property
+    def _is_busy(self) -> bool:
+        return bool(self._rows or self._reading or self._waiting)
+
+    def _start(self, command: frames.EngineCommand) -> None:
+        if isinstance(command, frames.CancelJob):
+            self._cancel(command.job)
+        elif not self.commands.is_wanted(command.job):
+            pass  # the command that cancels it follows
+        elif isinstance(command, frames.LoadJob):
+            self._load(command)
+        elif isinstance(command, frames.GenerateJob):
+            self._generate(command)
+        elif isinstance(command, frames.CheckRowsJob):
+            self._waiting.append(command)
+
+    def _load(self, command: frames.LoadJob) -> None:
+        if self._is_busy:
+            raise LocalError("weights are swapped only while the engine has nothing else to do")
+        changed = None if command.changed is None else frozenset(command.changed)
+        self.engine.load(Path(os.fsdecode(command.folder)), changed)
+        self.replies.send(frames.encode_facts(self.engine.facts))
+        self.replies.send(frames.encode_capacity(self.engine.capacity))
+        self._finish(command.job)
+
+    def _generate(self, command: frames.GenerateJob) -> None:
+        requests = [frames.decode_request(frame) for frame in command.requests]
+        numbers = {request.number for request in requests}
+        if len(numbers) < len(requests) or not numbers.isdisjoint(self._jobs):
+            raise LocalError("two completions have one number")
+        self.engine.add(requests, frames.decode_sampling(command.sampling))
+        self._rows[command.job] = numbers
+        self._jobs.update(dict.fromkeys(numbers, command.job))
+
+    def _cancel(self, job: int) -> None:
+        """The node waits for the end of the job, unless it has read that already."""
+        rows = self._drop(job)
+        if self._reading is not None and self._reading[0] == job:
+            self._reading = None
+        self._waiting = [each for each in self._waiting if each.job != job]
+        self.engine.cancel(rows)
+        self._finish(job)
+
+    def _step(self) -> None:
+        """A token for every running completion."""
+        if not self._rows:
+            return
+        for completion in self.engine.step():
+            job = self._jobs.pop(completion.number)
+            self.replies.send(frames.encode_completion(completion))
+            self._rows[job].remove(completion.number)
+            if not self._rows[job]:
+                del self._rows[job]
+                self._finish(job)
+        self.replies.report_progress(self.engine.queue)
+        if self._rows and self.engine.queue == EngineQueue():
+            raise LocalError(f"it did not make {len(self._jobs)} of the completions")
+
+    def _read_on(self) -> None:
+        """The next group of rows of the forward pass."""
+        if self._reading is None and self._waiting:
+            request = self._waiting.pop(0)
+            self._reading = request.job, run_check(self.engine, request, self.commands, self.replies)
+        if self._reading is not None:
+            job, rows = self._reading
+            if next(rows, END) is END:
+                self._reading = None
+                self._finish(job)
+
+    def _finish(self, job: int) -> None:
+        self.commands.forget(job)
+        self.replies.send(frames.JobDone(job=job))
+
+    def _fail(self, jobs: list[int], problem: str) -> None:
+        for job in jobs:
+            self.engine.cancel(self._drop(job))
+            if self._reading is not None and self._reading[0] == job:
+                self._reading = None
+            self.commands.forget(job)
+            self.replies.send(frames.JobFailed(job=job, problem=encode_problem(problem)))
+
+    def _drop(self, job: int) -> set[int]:
+        rows = self._rows.pop(job, set())
+        for number in rows:
+            del self._jobs[number]
+        return rows
 
 
-def run_job(
-    engine: Engine,
-    request: frames.LoadJob | frames.GenerateJob | frames.CheckRowsJob,
-    commands: CommandReader,
-    replies: ReplyWriter,
-) -> None:
-    match request:
-        case frames.LoadJob():
-            changed = None if request.changed is None else frozenset(request.changed)
-            engine.load(Path(os.fsdecode(request.folder)), changed)
-            replies.send(frames.encode_facts(engine.facts))
-        case frames.GenerateJob():
-            run_generate(engine, request, commands, replies)
-        case frames.CheckRowsJob():
-            run_check(engine, request, commands, replies)
-    replies.send(frames.JobDone(job=request.job))
+END = object()
 
 
-def run_generate(engine: Engine, request: frames.GenerateJob, commands: CommandReader, replies: ReplyWriter) -> None:
-    def is_wanted() -> bool:
-        replies.report_progress()
-        return commands.is_wanted(request.job)
-
-    requests = [frames.decode_request(frame) for frame in request.requests]
-    for completion in engine.generate(requests, frames.decode_sampling(request.sampling), is_wanted):
-        replies.report_progress(tokens=len(completion.tokens), rows=1)
-        replies.send(frames.encode_completion(completion))
-
-
-def run_check(engine: Engine, request: frames.CheckRowsJob, commands: CommandReader, replies: ReplyWriter) -> None:
+def run_check(
+    engine: Engine, request: frames.CheckRowsJob, commands: CommandReader, replies: ReplyWriter
+) -> Iterator[None]:
+    """Yields after each row, so that the caller can do something else."""
     claims = {claim.number: frames.decode_claim(claim) for claim in request.claims}
     sequences = [claim.sequence for claim in claims.values()]
     rows = {sequence.number: row for row, sequence in enumerate(sequences)}
@@ -156,9 +256,10 @@ def run_check(engine: Engine, request: frames.CheckRowsJob, commands: CommandRea
     builder = BlockProjections(wanted, [len(sequence.output) for sequence in sequences])
     for result in engine.read(sequences, frames.decode_sampling(request.sampling)):
         numbers = measure_row(claims[result.number], result, seed=request.seed)
-        replies.report_progress(tokens=numbers.tokens, rows=1)
+        replies.report_progress(engine.queue)
         replies.send(frames.encode_measurement(numbers))
         builder.add_row(rows[result.number], result.hidden_bits)
+        yield
         if not commands.is_wanted(request.job):
             return
     for reader, projections in builder.finish().items():
@@ -250,7 +351,7 @@ def main(argv: list[str], make: Callable[[ChildOptions], Engine] = open_engine) 
         replies.send(frames.JobFailed(job=0, problem=encode_problem(str(error))))
         return 1
     replies.send(frames.EngineReady(software=list_software()))
-    return serve(engine, commands, replies)
+    return JobServer(engine, commands, replies).run()
 
 
 if __name__ == "__main__":

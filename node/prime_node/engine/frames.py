@@ -12,7 +12,14 @@ from typing import Annotated, Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_node.engine.interface import Completion, EngineFacts, GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.interface import (
+    Completion,
+    EngineCapacity,
+    EngineFacts,
+    GenerateRequest,
+    Sampling,
+    TokenSequence,
+)
 from prime_node.engine.measurement import ClaimedRow, RowMeasurement
 from prime_protocol.constants import (
     OUTPUT_TOKENS_MAX,
@@ -70,6 +77,8 @@ class RequestFrame:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateJob:
+    """Completions that join those of other jobs. Their numbers differ from all that are in flight."""
+
     job: JobNumber
     sampling: SamplingFrame
     requests: Annotated[tuple[RequestFrame, ...], Size(1, ROLLOUT_ROWS_MAX)]
@@ -133,14 +142,23 @@ class ModelLoaded:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CapacityFrame:
+    """How much the engine can generate at once with the checkpoint that it has loaded."""
+
+    sequences_max: Uint
+    kv_tokens: Uint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineProgress:
     """The engine has made progress."""
 
     steps: Uint
-    """Steps of the engine in this job."""
-    tokens: Uint
-    """Tokens of the finished rows."""
-    rows: Uint
+    """Steps of the engine since its process started."""
+    running: Uint
+    """Completions that are generated now, of all jobs."""
+    waiting: Uint
+    """Completions that wait for a place in the running batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -201,6 +219,7 @@ EngineReply = (
     | ReadProofFrame
     | JobDone
     | JobFailed
+    | CapacityFrame
 )
 FRAME_KINDS: tuple[type[Any], ...] = (
     LoadJob,
@@ -216,6 +235,7 @@ FRAME_KINDS: tuple[type[Any], ...] = (
     ReadProofFrame,
     JobDone,
     JobFailed,
+    CapacityFrame,
 )
 
 
@@ -307,6 +327,14 @@ def encode_facts(facts: EngineFacts) -> ModelLoaded:
 
 def decode_facts(frame: ModelLoaded) -> EngineFacts:
     return EngineFacts(**{name: getattr(frame, name) for name in EngineFacts.__slots__})
+
+
+def encode_capacity(capacity: EngineCapacity) -> CapacityFrame:
+    return CapacityFrame(sequences_max=capacity.sequences_max, kv_tokens=capacity.kv_tokens)
+
+
+def decode_capacity(frame: CapacityFrame) -> EngineCapacity:
+    return EngineCapacity(sequences_max=frame.sequences_max, kv_tokens=frame.kv_tokens)
 
 
 def encode_completion(done: Completion) -> CompletionFrame:

@@ -4,7 +4,7 @@ An engine runs in a child process (see child.py), so nothing here knows the daem
 hidden states bf16 bit patterns. The sampling is prime_protocol.proofs.sampling's; position 0 is the first output token.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +29,26 @@ class EngineFacts:
     vocabulary: int
     context_max: int
     """Maximum tokens of prompt and output together."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineCapacity:
+    """How much a loaded engine can generate at once. It may shrink while the engine runs out of memory."""
+
+    sequences_max: int
+    """Most completions generated at once."""
+    kv_tokens: int
+    """Tokens of prompts and outputs that the KV cache holds; 0: unknown."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineQueue:
+    """The completions that an engine has been asked for and has not finished."""
+
+    running: int = 0
+    """Generated at each step."""
+    waiting: int = 0
+    """For a place in the running batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,23 +116,52 @@ class ForwardResult:
 
 
 class Engine(Protocol):
-    """A model on a device. Not thread-safe: one caller at a time."""
+    """A model on a device. Not thread-safe: one caller at a time.
+
+    Completions are generated together, a token of each at every `step`. Requests may be added between any two steps,
+    so the running batch never has to drain. Forward passes may be run between two steps as well.
+    """
 
     @property
     def facts(self) -> EngineFacts: ...
 
+    @property
+    def capacity(self) -> EngineCapacity: ...
+
+    @property
+    def queue(self) -> EngineQueue: ...
+
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
         """Load the weights of a checkpoint folder. A second call swaps the weights in place, without a restart.
 
-        `changed` names the tensors that differ from the loaded ones, if a delta says so; None: all may.
-        LocalError if the checkpoint does not fit this machine or this engine.
+        Call it only while nothing is queued: a completion must come from one checkpoint. `changed` names the tensors
+        that differ from the loaded ones, if a delta says so; None: all may. LocalError if the checkpoint does not fit
+        this machine or this engine.
         """
+        ...
+
+    def add(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> None:
+        """Queue completions. Their numbers differ from all that are queued, and so does no sampling.
+
+        LocalError if the model cannot answer one of them; then none is queued.
+        """
+        ...
+
+    def step(self) -> list[Completion]:
+        """Generate a token for every running completion; returns the finished ones whose proofs are built.
+
+        LocalError if memory does not suffice for a single completion.
+        """
+        ...
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        """Drop these completions. Unknown and finished ones are ignored."""
         ...
 
     def generate(
         self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        """Completions in the order in which they finish. Ends early once `is_wanted` returns False."""
+        """Completions in the order in which they finish, with nothing else queued: see batches.generate_batch."""
         ...
 
     def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:

@@ -1,4 +1,7 @@
-"""Manages the node's one engine: starts it when first needed, lends it to one caller at a time, restarts it.
+"""Manages the node's one engine: starts it when first needed, lends it to its callers, restarts it.
+
+Callers that need the same checkpoint use the engine together. One that needs another waits until they are done, and
+callers that come after it wait behind it: no row mixes two checkpoints, and no checkpoint waits for ever.
 
 A process that dies is restarted after a pause that doubles with each death. After DEATHS_MAX deaths without a success,
 callers get EngineBroken until the pause is over. Deaths count for the run whose job was at work: a model that is too
@@ -15,8 +18,9 @@ from pathlib import Path
 from typing import Any
 
 from prime_node.engine.config import EngineConfig
-from prime_node.engine.interface import EngineFacts
-from prime_node.engine.process import EngineDied, EngineProcess, build_command, build_environment
+from prime_node.engine.interface import EngineCapacity, EngineFacts
+from prime_node.engine.process import EngineDied, EngineProcess, OnQueue, build_command, build_environment
+from prime_node.engine.shared_lock import SharedLock
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.tolerance import Precision
 from prime_protocol.wire.ids import Digest
@@ -60,10 +64,14 @@ class EngineDeaths:
 
 @dataclass(frozen=True, slots=True)
 class EngineSession:
-    """Exclusive use of the engine, with a checkpoint loaded."""
+    """Use of the engine with a checkpoint loaded, together with other callers that need the same one."""
 
     process: EngineProcess
     facts: EngineFacts
+
+    @property
+    def capacity(self) -> EngineCapacity:
+        return self.process.capacity
 
     @property
     def software(self) -> tuple[str, ...]:
@@ -87,7 +95,11 @@ class EngineManager:
         self._clock = clock
         self._find_changed_tensors = changes
         self._command = command
-        self._lock = asyncio.Lock()
+        self._users = SharedLock[tuple[Digest, Precision]]()
+        self._opening = asyncio.Lock()
+        """Held while the process starts or loads a checkpoint."""
+        self.on_queue: OnQueue = lambda queue: None
+        """Hears about the completions in progress."""
         self._process: EngineProcess | None = None
         self._precision = Precision.FLOAT32
         self._deaths: dict[str, EngineDeaths] = {}
@@ -117,21 +129,24 @@ class EngineManager:
     async def acquire(
         self, root: Digest, checkpoint: Path, precision: Precision, run: str = ""
     ) -> AsyncIterator[EngineSession]:
-        """Exclusive use of the engine with this checkpoint. EngineDied if it dies meanwhile; other failures are
-        LocalErrors."""
+        """Use of the engine with this checkpoint. EngineDied if it dies meanwhile; other failures are LocalErrors."""
         # The pause after a death is waited for without the engine, which another run may use meanwhile.
         await self._wait_for_retry(run)
-        async with self._lock:
+        async with self._users.hold((root, precision)):
+            process: EngineProcess | None = None
             try:
-                process = await self._open(precision, run)
-                facts = await self._load(process, root, checkpoint)
+                async with self._opening:
+                    process = await self._open(precision, run)
+                    facts = await self._load(process, root, checkpoint)
                 yield EngineSession(process, facts)
                 self._deaths.pop(run, None)
             except EngineDied as error:
-                self._record_death(error, run)
+                # All callers hear of a death, and one that comes late must not blame the process that came after.
+                if process is not None and self._process is process:
+                    self._record_death(error, run)
                 raise
             finally:
-                if self._process is not None and not self._process.is_alive:
+                if process is not None and self._process is process and not process.is_alive:
                     self._clear_process()
 
     async def _wait_for_retry(self, run: str) -> None:
@@ -160,6 +175,7 @@ class EngineManager:
                 self._folder,
                 start_ms=config.start_ms,
                 stall_ms=config.stall_ms,
+                on_queue=lambda queue: self.on_queue(queue),
             )
         except LocalError as error:
             self._record_death(error, run)
@@ -201,12 +217,12 @@ class EngineManager:
 
     async def invalidate_weights(self) -> None:
         """Make the next caller load all weights."""
-        async with self._lock:
+        async with self._users.hold(None):
             self.loaded = None
 
     async def stop_process(self) -> None:
         """Stop the process, so that the next caller starts a new one: this machine's devices have changed."""
-        async with self._lock:
+        async with self._users.hold(None):
             if self._process is not None:
                 await self._end(self._process)
 

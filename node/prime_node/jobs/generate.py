@@ -131,31 +131,47 @@ class RolloutGenerator:
     async def _generate(
         self, lease: LeaseGranted, context: StepContext, on_progress: OnProgress
     ) -> tuple[bytes, RolloutFile]:
+        done: dict[int, Completion] = {}
         for left in reversed(range(ENGINE_TRIES)):
             try:
                 async with self._engine.acquire(
                     context.root, context.folder, context.precision, context.run
                 ) as session:
-                    return await self._generate_and_check(lease, context, session, on_progress)
+                    return await self._generate_and_check(lease, context, session, done, on_progress)
             except EngineDied as error:
                 if not left:
                     raise
-                log.warning("restarting lease %d: %s", lease.lease, error)
+                log.warning("restarting lease %d, which has %d rows: %s", lease.lease, len(done), error)
         raise AssertionError("the last attempt returns or raises")
 
     async def _generate_and_check(
-        self, lease: LeaseGranted, context: StepContext, session: EngineSession, on_progress: OnProgress
+        self,
+        lease: LeaseGranted,
+        context: StepContext,
+        session: EngineSession,
+        done: dict[int, Completion],
+        on_progress: OnProgress,
     ) -> tuple[bytes, RolloutFile]:
-        """Generates, encodes, and runs the checks of a validator: an engine that errs here must not cost the stake."""
+        """Generates, encodes, and runs the checks of a validator: an engine that errs here must not cost the stake.
+
+        `done` has the rows that an engine finished before it died. They are of the same checkpoint.
+        """
         rows = list_samples(lease.first_slot, lease.slots, context)
         requests = await asyncio.to_thread(make_requests, rows, context)
-        done = await session.process.generate(
-            requests,
+        before = len(done)
+
+        def keep(completion: Completion) -> None:
+            done[completion.number] = completion
+
+        await session.process.generate(
+            [request for request in requests if request.number not in done],
             context.sampling,
-            lambda progress: on_progress(GenerationProgressed(lease.lease, progress.rows, len(rows))),
+            lambda count: on_progress(GenerationProgressed(lease.lease, before + count, len(rows))),
+            keep,
         )
         header = context.make_header(lease.lease, self._node)
-        data = await asyncio.to_thread(write_rollouts, header, make_rollouts(rows, requests, done, context))
+        made = [done[request.number] for request in requests]
+        data = await asyncio.to_thread(write_rollouts, header, make_rollouts(rows, requests, made, context))
         limits = context.get_limits(lease.first_slot, lease.slots)
         checked = await asyncio.to_thread(check_format, data, context, header, limits)
         seed = Digest(sha256(SELF_CHECK_LABEL + header.checkpoint_root).digest())

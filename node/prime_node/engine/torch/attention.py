@@ -132,6 +132,18 @@ class KvCache:
                 tensors[layer][:, :, :filled] = old
         self.length = wanted
 
+    def add_rows(self, rows: int) -> None:
+        """Make room for at least so many rows: sequences have joined that were not there when the batch began."""
+        if rows <= self.rows:
+            return
+        self.rows = rows
+        self._empty = self._empty.new_empty((rows, *self._empty.shape[1:]))
+        self._check(self.length)
+        for tensors in (self.keys, self.values):
+            for layer, old in enumerate(tensors):
+                tensors[layer] = old.new_zeros((rows, *old.shape[1:]))
+                tensors[layer][: len(old)] = old
+
     def get_bytes(self, length: int) -> int:
         rows, heads, _, size = self._empty.shape
         item_bytes: int = self._empty.element_size()

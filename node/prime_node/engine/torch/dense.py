@@ -224,6 +224,12 @@ class DenseModel:
         cache = KvCache(self.shape, rows=rows, device=decoder.device, dtype=decoder.dtype, bytes_max=cache_bytes)
         return DenseBatch(decoder, cache, length_max)
 
+    @property
+    def kv_token_bytes(self) -> int:
+        shape = self.shape
+        item_bytes: int = self.decoder.dtype.itemsize
+        return 2 * shape.layers * shape.kv_heads * shape.head_dim * item_bytes
+
     def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
         return self.decoder.forward(*self.plan_forward(sequences, firsts))
 
@@ -261,6 +267,10 @@ class DenseBatch:
         """Maximum length of any sequence."""
         self.lengths: list[int] = []
         """Cached tokens of each row."""
+
+    def resize(self, rows: int, length_max: int) -> None:
+        self.length_max = max(self.length_max, length_max)
+        self.cache.add_rows(rows)
 
     def admit(self, waiting: deque[Generation], slots: int) -> list[Generation]:
         joining: list[Generation] = []

@@ -6,15 +6,18 @@ generic_model.py every other architecture.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
 import torch
 
+from prime_node.engine.batches import generate_batch
 from prime_node.engine.interface import (
     Completion,
+    EngineCapacity,
     EngineFacts,
+    EngineQueue,
     ForwardResult,
     GenerateRequest,
     Sampling,
@@ -77,6 +80,11 @@ class TorchEngine:
         self._builder = choose_executor(self._device)
         self._model: TorchModel | None = None
         self._files: ModelFiles | None = None
+        self._scheduler: GenerationScheduler | None = None
+        """None while nothing is queued."""
+        self._batch: DecodeBatch | None = None
+        self._rows = 0
+        """Rows that the batch has room for."""
 
     @property
     def facts(self) -> EngineFacts:
@@ -90,7 +98,23 @@ class TorchEngine:
             context_max=files.context_max,
         )
 
+    @property
+    def capacity(self) -> EngineCapacity:
+        """Tokens that fit into the memory that is free now, and what the running batch already has."""
+        token_bytes = self._get_model().kv_token_bytes
+        cache_bytes = self._cache_bytes or get_cache_bytes(self._device) or 0
+        tokens = cache_bytes // token_bytes if token_bytes else 0
+        return EngineCapacity(sequences_max=self._batch_limit, kv_tokens=tokens)
+
+    @property
+    def queue(self) -> EngineQueue:
+        scheduler = self._scheduler
+        if scheduler is None:
+            return EngineQueue()
+        return EngineQueue(running=len(scheduler.running) + len(scheduler.ending), waiting=len(scheduler.waiting))
+
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
+        assert self._scheduler is None, "a completion comes from one checkpoint"
         files, tensors = ModelFiles.open(checkpoint), FolderTensors.open(checkpoint)
         try:
             with torch.inference_mode():
@@ -114,22 +138,45 @@ class TorchEngine:
     def generate(
         self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
-        model, facts = self._get_model(), self.facts
+        return generate_batch(self, requests, sampling, is_wanted)
+
+    def add(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> None:
+        facts = self.facts
+        self._get_model()
         verify_requests(requests, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
         if not requests:
             return
-        rows = min(self._batch_limit, len(requests))
-        length_max = max(len(request.prompt) for request in requests) + sampling.tokens_max
-        proofs = self._proofs(rows=rows, hidden=facts.hidden, device=self._device, builder=self._builder)
-        generation = GenerationScheduler(requests, sampling, proofs)
-        batch: DecodeBatch | None = None
-        while generation.is_busy and is_wanted():
-            batch = batch or self._open_batch(model, rows, length_max)
-            if not self._try_step(generation, model, batch):
-                generation.requeue()
-                batch = None
-            yield from generation.take_ready()
-        yield from generation.take_ready(is_last=True)
+        if self._scheduler is None:
+            proofs = self._proofs(
+                rows=self._batch_limit, hidden=facts.hidden, device=self._device, builder=self._builder
+            )
+            self._scheduler = GenerationScheduler(sampling, proofs)
+        assert self._scheduler.sampling == sampling, "the caller waits until other samplings are done"
+        self._scheduler.add(requests)
+
+    def step(self) -> list[Completion]:
+        scheduler = self._scheduler
+        assert scheduler is not None, "something is queued"
+        if scheduler.is_busy and not self._try_step(scheduler, self._get_model()):
+            scheduler.requeue()
+            self._batch = None
+        completions = list(scheduler.take_ready())
+        self._close_if_idle()
+        return completions
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        if self._scheduler is not None:
+            with torch.inference_mode():
+                self._scheduler.cancel(numbers, self._batch)
+            self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        """Free the cache when nothing is queued."""
+        scheduler = self._scheduler
+        if scheduler is not None and not scheduler.is_busy:
+            self._batch = None
+            if not scheduler.ending:
+                self._scheduler = None
 
     def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
         model, facts = self._get_model(), self.facts
@@ -145,26 +192,36 @@ class TorchEngine:
 
     # --- Out-of-memory handling -------------------------------------------------------------------------------------
 
-    def _open_batch(self, model: TorchModel, rows: int, length_max: int) -> DecodeBatch:
-        self._free()
-        cache_bytes = self._cache_bytes or get_cache_bytes(self._device)
-        return model.open_batch(rows=min(self._batch_limit, rows), length_max=length_max, cache_bytes=cache_bytes)
+    def _prepare_batch(self, scheduler: GenerationScheduler, model: TorchModel) -> DecodeBatch:
+        """The running batch, with room for what has been added, or a new one."""
+        queued = min(self._batch_limit, len(scheduler.running) + len(scheduler.waiting))
+        if self._batch is None:
+            self._free()
+            self._rows = queued
+            cache_bytes = self._cache_bytes or get_cache_bytes(self._device)
+            self._batch = model.open_batch(rows=queued, length_max=scheduler.length_max, cache_bytes=cache_bytes)
+        elif scheduler.waiting:
+            if queued > self._rows:
+                # Doubled, so that requests which come one by one copy the cache few times.
+                self._rows = min(self._batch_limit, max(queued, 2 * self._rows))
+            self._batch.resize(self._rows, scheduler.length_max)
+        return self._batch
 
-    def _try_step(self, generation: GenerationScheduler, model: TorchModel, batch: DecodeBatch) -> bool:
+    def _try_step(self, scheduler: GenerationScheduler, model: TorchModel) -> bool:
         """False if memory ran out; the batch limit is halved then."""
         try:
             with torch.inference_mode():
-                generation.step(model, batch, self._batch_limit)
+                scheduler.step(model, self._prepare_batch(scheduler, model), self._batch_limit)
         except (RuntimeError, MemoryError) as error:
-            running = len(generation.running)
+            running = len(scheduler.running)
             if not is_out_of_memory(error):
                 raise
-            if running <= 1:
+            if running <= 1 and self._rows <= 1:
                 raise LocalError(
                     f"out of memory on {self._device} with a single sequence: {error}; "
                     "free some memory, use another device, or leave this run to larger machines"
                 ) from None
-            self._batch_limit = running // 2
+            self._batch_limit = max(1, (running if running > 1 else self._rows) // 2)
             log.warning(
                 "out of memory with %d sequences at once, going on with %d: %s", running, self._batch_limit, error
             )

@@ -1,4 +1,4 @@
-"""One call of generate: the queue, the running batch, sampled tokens, and TOPLOC proofs built meanwhile.
+"""The queue of completions, the running batch, sampled tokens, and TOPLOC proofs built meanwhile.
 
 A finished sequence leaves its row at once and the next in the queue takes it, so that long completions delay no other.
 Hidden states are collected until they fill a chunk, then they become a proof: beside a GPU in another thread, so that
@@ -6,7 +6,7 @@ the GPU continues with the next token; on a CPU inline.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -24,6 +24,9 @@ from prime_protocol.rollouts.rollout import FinishReason
 
 CHUNKS_AT_ONCE = 16
 """Chunks collected for one call, whose overhead is about that of two chunks."""
+
+PROOF_STEPS_MAX = 8
+"""Steps that a finished sequence waits for more chunks to share that call. Its lease may wait for nothing else."""
 
 ProofPart = tuple["Future[bytes]", int]
 """Concatenated proofs of some chunks, and the index of one of them."""
@@ -83,6 +86,7 @@ class ProofBuilder:
             self._full.append((generation, page, rest))
         else:
             self._free.append(page)
+        generation.proof_page = None
 
     def is_ready(self, generation: Generation) -> bool:
         """Whether all proofs of a finished sequence are built."""
@@ -94,6 +98,16 @@ class ProofBuilder:
         """All proofs of a finished sequence whose pages were submitted; waits for them."""
         spans = [(future.result(), number * TOPLOC_PROOF_BYTES) for future, number in self._parts.pop(generation)]
         return b"".join(proofs[start : start + TOPLOC_PROOF_BYTES] for proofs, start in spans)
+
+    def drop(self, generation: Generation) -> None:
+        """Free the pages of a sequence that is not wanted any more."""
+        mine = [page for each, page, _ in self._full if each is generation]
+        self._full = [entry for entry in self._full if entry[0] is not generation]
+        if generation.proof_page is not None and generation.proof_page not in mine:
+            mine.append(generation.proof_page)
+        generation.proof_page = None
+        self._free += mine
+        self._parts.pop(generation, None)
 
     def submit_full_pages(self) -> None:
         """Build the proofs of all pages that are set aside."""
@@ -122,22 +136,45 @@ def get_proof_page(generation: Generation) -> int:
 
 
 class GenerationScheduler:
-    """Schedules one call of generate: the queue, the running batch, and finished sequences that wait for proofs."""
+    """The queue, the running batch, and finished sequences that wait for proofs, all of one sampling."""
 
-    def __init__(self, requests: Sequence[GenerateRequest], sampling: Sampling, proofs: ProofBuilder) -> None:
+    def __init__(self, sampling: Sampling, proofs: ProofBuilder) -> None:
         self.sampling = sampling
         self.proofs = proofs
-        self.waiting = deque(Generation(request, request.prompt.tolist()) for request in requests)
+        self.waiting: deque[Generation] = deque()
         self.running: list[Generation] = []
         """By row of the batch."""
         self._arrays: BatchArrays | None = None
         """Arrays of the running rows; None after a change."""
         self.ending: deque[tuple[Generation, FinishReason]] = deque()
         """Finished generations, in the order in which their proofs get ready."""
+        self._ending_steps = 0
+        """Steps since the first of them finished."""
 
     @property
     def is_busy(self) -> bool:
         return bool(self.waiting or self.running)
+
+    @property
+    def length_max(self) -> int:
+        """Most tokens that any of them can have."""
+        return max(len(each.prompt) for each in (*self.waiting, *self.running)) + self.sampling.tokens_max
+
+    def add(self, requests: Sequence[GenerateRequest]) -> None:
+        self.waiting += [Generation(request, request.prompt.tolist()) for request in requests]
+
+    def cancel(self, numbers: Collection[int], batch: DecodeBatch | None) -> None:
+        """Drop sequences, whether they wait, run, or have ended."""
+        gone = [each for each in (*self.waiting, *self.running) if each.request.number in numbers]
+        gone += [each for each, _ in self.ending if each.request.number in numbers]
+        self.waiting = deque(each for each in self.waiting if each not in gone)
+        self.ending = deque(entry for entry in self.ending if entry[0] not in gone)
+        rows = [row for row, generation in enumerate(self.running) if generation in gone]
+        if rows:
+            assert batch is not None, "running sequences are in a batch"
+            self._remove_rows(batch, rows)
+        for generation in gone:
+            self.proofs.drop(generation)
 
     def step(self, model: TorchModel, batch: DecodeBatch, slots: int) -> None:
         """Generate one token for every row. If memory runs out, no row has got one, and the caller must `requeue`."""
@@ -163,10 +200,13 @@ class GenerationScheduler:
         self.running = []
         self._arrays = None
 
-    def take_ready(self, *, is_last: bool = False) -> Iterator[Completion]:
-        """Completions whose proofs are built; with `is_last`, wait for all of them."""
-        if is_last:
+    def take_ready(self) -> Iterator[Completion]:
+        """Completions whose proofs are built. If nothing else is left to do, it waits for all of them."""
+        is_last = not self.is_busy
+        self._ending_steps = self._ending_steps + 1 if self.ending else 0
+        if is_last or self._ending_steps >= PROOF_STEPS_MAX:
             self.proofs.submit_full_pages()
+            self._ending_steps = 0
         while self.ending and (is_last or self.proofs.is_ready(self.ending[0][0])):
             generation, finish = self.ending.popleft()
             yield generation.complete(finish, self.proofs.take(generation))
@@ -177,8 +217,11 @@ class GenerationScheduler:
             self.ending.append((generation, generation.get_finish(self.sampling)))
             self.proofs.finish(generation)
         if gone:
-            rows = self.running
-            self._arrays = None
-            # Drop finished rows first: moving rows may run out of memory, and finished ones must not be requeued.
-            self.running = [generation for row, generation in enumerate(rows) if row not in gone]
-            self.running = [rows[row] for row in batch.remove_rows(gone)]
+            self._remove_rows(batch, gone)
+
+    def _remove_rows(self, batch: DecodeBatch, gone: list[int]) -> None:
+        rows = self.running
+        self._arrays = None
+        # Drop these rows first: moving rows may run out of memory, and finished ones must not be requeued.
+        self.running = [generation for row, generation in enumerate(rows) if row not in gone]
+        self.running = [rows[row] for row in batch.remove_rows(gone)]

@@ -110,6 +110,11 @@ class GenericModel:
         outputs = self._model.base_model(input_ids=tokens.to(self.device), use_cache=True, return_dict=True, **kept)
         return outputs.last_hidden_state, getattr(outputs, self._cache_name, None)
 
+    @property
+    def kv_token_bytes(self) -> int:
+        """Unknown: recurrent layers keep a state of one size."""
+        return 0
+
     def get_logits(self, hidden: Tensor) -> Tensor:
         logits = self._multiply(hidden) * self._scale
         return logits if self._cap is None else (logits / self._cap).tanh() * self._cap
@@ -173,6 +178,9 @@ class GenericBatch:
         self._cache_bytes = cache_bytes
         self._cache: Any = None
         self._rows = 0
+
+    def resize(self, rows: int, length_max: int) -> None:
+        """The cache of transformers grows by itself."""
 
     def admit(self, waiting: deque[Generation], slots: int) -> list[Generation]:
         if self._cache is not None or not waiting:

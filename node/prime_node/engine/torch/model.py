@@ -93,6 +93,10 @@ def list_names(names: list[str]) -> str:
 class DecodeBatch(Protocol):
     """Sequences that are decoded together. After an error it must be discarded."""
 
+    def resize(self, rows: int, length_max: int) -> None:
+        """Make room for more rows, or for longer ones. It never shrinks."""
+        ...
+
     def admit(self, waiting: deque[Generation], slots: int) -> list[Generation]:
         """Take those that join now from the front of the queue, at most `room`; an empty batch admits at least one."""
         ...
@@ -119,6 +123,11 @@ class TorchModel(Protocol):
         ...
 
     def open_batch(self, *, rows: int, length_max: int, cache_bytes: int | None) -> DecodeBatch: ...
+
+    @property
+    def kv_token_bytes(self) -> int:
+        """Bytes of the cache that a token takes; 0: unknown."""
+        ...
 
     def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
         """Final hidden states of each sequence from position `firsts` on, concatenated."""

@@ -3,18 +3,19 @@
 vLLM schedules, keeps the cache and runs the model; worker.py draws the tokens and records the hidden states. It runs in
 one process on one device, without asynchronous scheduling or speculative decoding: then each step produces at most one
 token per request, and the worker sees it. Chunked prefill, preemption and prefix caching are allowed. Requests are
-submitted a batch at a time, so that a machine which runs out of memory can continue with a smaller batch.
+submitted as earlier ones finish, so that a machine which runs out of memory can continue with a smaller batch. A
+sequence to be read shares its steps with the completions in progress.
 """
 
 import gc
 import logging
 import os
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,9 +25,12 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 from vllm.v1.executor.uniproc_executor import UniProcExecutor
 
+from prime_node.engine.batches import generate_batch
 from prime_node.engine.interface import (
     Completion,
+    EngineCapacity,
     EngineFacts,
+    EngineQueue,
     ForwardResult,
     GenerateRequest,
     Sampling,
@@ -142,7 +146,8 @@ def get_cpu_cache_bytes(model: Any, batch_max: int) -> int:
     return int(min(token_bytes * model.max_model_len * (batch_max + 1), free // CPU_CACHE_SHARE, CPU_CACHE_BYTES_MAX))
 
 
-Item = TypeVar("Item", GenerateRequest, TokenSequence)
+Readings = dict[str, tuple[TokenSequence, str]]
+"""Sequences in vLLM by the name that they were submitted under, with vLLM's internal request id."""
 
 
 class VllmEngine:
@@ -168,6 +173,12 @@ class VllmEngine:
         self._files: Digest | None = None
         self._shapes: dict[str, tuple[int, ...]] = {}
         self._numbers = count()
+        self._sampling = Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)
+        """Of the queued completions."""
+        self._waiting: deque[GenerateRequest] = deque()
+        self._writing: dict[str, tuple[GenerateRequest, str]] = {}
+        """Completions in vLLM, as in Readings."""
+        self._finished: list[Completion] = []
 
     @property
     def facts(self) -> EngineFacts:
@@ -181,7 +192,19 @@ class VllmEngine:
             context_max=config.max_model_len,
         )
 
+    @property
+    def capacity(self) -> EngineCapacity:
+        cache = self._get_llm().vllm_config.cache_config
+        return EngineCapacity(
+            sequences_max=self._batch_limit, kv_tokens=(cache.num_gpu_blocks or 0) * (cache.block_size or 0)
+        )
+
+    @property
+    def queue(self) -> EngineQueue:
+        return EngineQueue(running=len(self._writing) + len(self._finished), waiting=len(self._waiting))
+
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
+        assert self.queue == EngineQueue(), "a completion comes from one checkpoint"
         files, tensors = ModelFiles.open(checkpoint), FolderTensors.open(checkpoint)
         is_swap = self._llm is not None and files.digest == self._files
         # If loading fails, no job runs until a checkpoint has been loaded completely.
@@ -195,31 +218,49 @@ class VllmEngine:
     def generate(
         self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
     ) -> Iterator[Completion]:
+        return generate_batch(self, requests, sampling, is_wanted)
+
+    def add(self, requests: Sequence[GenerateRequest], sampling: Sampling) -> None:
         self._check_loaded()
-        yield from self._generate(requests, sampling, is_wanted)
+        facts = self.facts
+        verify_requests(requests, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        if self.queue == EngineQueue():
+            self._sampling = sampling
+            self._call_worker("prime_begin_writing", sampling)
+        assert self._sampling == sampling, "the caller waits until other samplings are done"
+        self._waiting += requests
+
+    def step(self) -> list[Completion]:
+        while self._waiting and len(self._writing) < self._batch_limit:
+            self._submit(self._waiting.popleft())
+        if self._writing:
+            self._step_llm({}, deque())
+        done, self._finished = self._finished, []
+        return done
+
+    def cancel(self, numbers: Collection[int]) -> None:
+        self._waiting = deque(request for request in self._waiting if request.number not in numbers)
+        self._finished = [done for done in self._finished if done.number not in numbers]
+        gone = [name for name, (request, _) in self._writing.items() if request.number in numbers]
+        if gone:
+            records = [self._writing.pop(name)[1] for name in gone]
+            self._get_llm().abort_request(gone)
+            self._call_worker("prime_forget", records)
 
     def read(self, sequences: Sequence[TokenSequence], sampling: Sampling) -> Iterator[ForwardResult]:
         self._check_loaded()
         facts = self.facts
         verify_sequences(sequences, vocabulary=facts.vocabulary, context_max=facts.context_max)
-        self._call_worker("prime_begin", sampling)
-        # vLLM does not compute hidden states of tokens that are in the prefix cache, as after generating them.
-        params = SamplingParams(
-            temperature=0.0,
-            max_tokens=1,
-            ignore_eos=True,
-            detokenize=False,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            skip_reading_prefix_cache=True,
-        )
-
-        def submit(sequence: TokenSequence, name: str) -> str:
-            inner: str = self._get_llm().add_request(name, {"prompt_token_ids": ForwardRecord(sequence).fed}, params)
-            self._call_worker("prime_read", inner, sequence)
-            return inner
-
-        for _, inner, _ in self._run(sequences, submit, lambda: True):
-            yield self._call_worker("prime_take_reading", inner)
+        self._call_worker("prime_begin_reading", sampling)
+        waiting, reading = deque(sequences), Readings()
+        try:
+            while waiting or reading:
+                while waiting and (not reading or len(reading) + len(self._writing) < self._batch_limit):
+                    self._submit_reading(waiting.popleft(), reading)
+                for inner in self._step_llm(reading, waiting):
+                    yield self._call_worker("prime_take_reading", inner)
+        finally:
+            self._get_llm().abort_request(list(reading))
 
     # --- Weights ----------------------------------------------------------------------------------------------------
 
@@ -236,8 +277,10 @@ class VllmEngine:
         request = GenerateRequest(number=0, prompt=np.zeros(1, np.int32), seed=0)
         try:
             self._call_worker("prime_install", self.facts.hidden)
-            list(self._generate([request], Sampling(temperature=0.0, eos=frozenset(), tokens_max=1), lambda: True))
+            self._files = ModelFiles.open(checkpoint).digest
+            list(self.generate([request], Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)))
         except (RuntimeError, ValueError) as error:
+            self._files = None
             raise LocalError(f"vLLM cannot run the model in {checkpoint}: {error}") from error
 
     def _swap(self, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
@@ -249,12 +292,8 @@ class VllmEngine:
 
     # --- Requests ---------------------------------------------------------------------------------------------------
 
-    def _generate(
-        self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool]
-    ) -> Iterator[Completion]:
-        facts = self.facts
-        verify_requests(requests, sampling, vocabulary=facts.vocabulary, context_max=facts.context_max)
-        self._call_worker("prime_begin", sampling)
+    def _submit(self, request: GenerateRequest) -> None:
+        sampling, name = self._sampling, str(next(self._numbers))
         params = SamplingParams(
             temperature=0.0,
             max_tokens=sampling.tokens_max,
@@ -263,41 +302,50 @@ class VllmEngine:
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
+        inner: str = self._get_llm().add_request(name, {"prompt_token_ids": request.prompt.tolist()}, params)
+        self._call_worker("prime_write", inner, request.seed)
+        self._writing[name] = request, inner
 
-        def submit(request: GenerateRequest, name: str) -> str:
-            inner: str = self._get_llm().add_request(name, {"prompt_token_ids": request.prompt.tolist()}, params)
-            self._call_worker("prime_write", inner, request.seed)
-            return inner
+    def _submit_reading(self, sequence: TokenSequence, reading: Readings) -> None:
+        # vLLM does not compute hidden states of tokens that are in the prefix cache, as after generating them.
+        params = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            ignore_eos=True,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+            skip_reading_prefix_cache=True,
+        )
+        name = str(next(self._numbers))
+        inner: str = self._get_llm().add_request(name, {"prompt_token_ids": ForwardRecord(sequence).fed}, params)
+        self._call_worker("prime_read", inner, sequence)
+        reading[name] = sequence, inner
 
-        for request, inner, tokens in self._run(requests, submit, is_wanted):
-            yield build_completion(request, tokens, self._call_worker("prime_take", inner), sampling)
-
-    def _run(
-        self, items: Sequence[Item], submit: Callable[[Item, str], str], is_wanted: Callable[[], bool]
-    ) -> Iterator[tuple[Item, str, list[int]]]:
-        """Items with vLLM's internal request id and the tokens it generated, in the order in which they finish."""
-        llm, waiting = self._get_llm(), deque(items)
-        running: dict[str, tuple[Item, str]] = {}
+    def _step_llm(self, reading: Readings, waiting: deque[TokenSequence]) -> list[str]:
+        """One step of everything in vLLM. Finished completions are kept; returns the finished readings."""
+        llm = self._get_llm()
         try:
-            while (waiting or running) and is_wanted():
-                while waiting and len(running) < self._batch_limit:
-                    name, item = str(next(self._numbers)), waiting.popleft()
-                    running[name] = item, submit(item, name)
-                try:
-                    outputs = llm.step()
-                except (RuntimeError, MemoryError) as error:
-                    if not is_out_of_memory(error):
-                        raise
-                    self._shrink(len(running))
-                    llm.abort_request(list(running))
-                    waiting.extendleft(item for item, _ in reversed(running.values()))
-                    running.clear()
-                    continue
-                for output in outputs:
-                    item, inner = running.pop(output.request_id)
-                    yield item, inner, list(output.outputs[0].token_ids)
-        finally:
-            llm.abort_request(list(running))
+            outputs = llm.step()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            self._shrink(len(self._writing) + len(reading))
+            llm.abort_request([*self._writing, *reading])
+            self._waiting.extendleft(request for request, _ in reversed(self._writing.values()))
+            waiting.extendleft(sequence for sequence, _ in reversed(reading.values()))
+            self._call_worker("prime_forget", [inner for _, inner in (*self._writing.values(), *reading.values())])
+            self._writing.clear()
+            reading.clear()
+            return []
+        read = []
+        for output in outputs:
+            if output.request_id in reading:
+                read.append(reading.pop(output.request_id)[1])
+            else:
+                request, inner = self._writing.pop(output.request_id)
+                tokens, seen = list(output.outputs[0].token_ids), self._call_worker("prime_take", inner)
+                self._finished.append(build_completion(request, tokens, seen, self._sampling))
+        return read
 
     def _shrink(self, running: int) -> None:
         if running == 1:

@@ -83,6 +83,7 @@ class PrimeWorker:
         check_runner(runner)
         self.prime_hidden = hidden
         self.prime_sampling = Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)
+        self.prime_reading_sampling = self.prime_sampling
         self.prime_seeds: dict[str, int] = {}
         self.prime_writings: dict[str, GenerationRecord] = {}
         self.prime_readings: dict[str, ForwardRecord] = {}
@@ -112,11 +113,17 @@ class PrimeWorker:
 
     # --- Generation -------------------------------------------------------------------------------------------------
 
-    def prime_begin(self, sampling: Sampling) -> None:
-        """Set the sampling of the next requests and drop the records of earlier ones."""
+    def prime_begin_writing(self, sampling: Sampling) -> None:
+        """Set the sampling of the next completions and drop the records of earlier ones."""
         self.prime_sampling = sampling
-        for table in (self.prime_seeds, self.prime_writings, self.prime_readings):
-            table.clear()
+        self.prime_seeds.clear()
+        self.prime_writings.clear()
+
+    def prime_forget(self, names: Sequence[str]) -> None:
+        """Drop the records of aborted requests."""
+        for name in names:
+            for table in (self.prime_seeds, self.prime_writings, self.prime_readings):
+                table.pop(name, None)
 
     def prime_write(self, name: str, seed: int) -> None:
         """Register a request whose tokens are drawn here."""
@@ -137,20 +144,26 @@ class PrimeWorker:
         if states is None or not len(names) == len(logits) == len(states):
             raise LocalError("vLLM draws other than one token for each request: this version is not supported")
         positions = [len(runner.requests[name].output_token_ids) for name in names]
-        seeds = np.array([self.prime_seeds[name] for name in names], np.uint64)
+        # A sequence that is read in the same step gets a token as well, which no record takes: any seed will do.
+        seeds = np.array([self.prime_seeds.get(name, 0) for name in names], np.uint64)
         draws = Draws(self.prime_sampling.temperature, seeds, np.array(positions, np.int64))
         tokens, logprobs = choose_tokens(logits, draws)
         hidden_bits = tensor_to_bits(states.to(torch.bfloat16))
         # A request with an unfinished prefill gets a token too, which vLLM discards.
         unread = runner.discard_request_mask.np[: len(names)].tolist()
         for row, name in enumerate(names):
-            if not unread[row]:
+            if not unread[row] and name in self.prime_writings:
                 self.prime_writings[name].add(
                     position=positions[row], token=tokens[row], logprob=logprobs[row], hidden_bits=hidden_bits[row]
                 )
         return torch.tensor(tokens, device=logits.device)
 
     # --- Forward passes ---------------------------------------------------------------------------------------------
+
+    def prime_begin_reading(self, sampling: Sampling) -> None:
+        """Set the sampling that the next sequences are compared with, and drop the records of earlier ones."""
+        self.prime_reading_sampling = sampling
+        self.prime_readings.clear()
 
     def prime_read(self, name: str, sequence: TokenSequence) -> None:
         """Register a request that feeds a sequence."""
@@ -189,7 +202,7 @@ class PrimeWorker:
         )
         seeds = np.concatenate([np.full(len(wanted), sequence.seed, np.uint64) for sequence, wanted in parts])
         positions = np.concatenate([np.arange(wanted.start, wanted.stop) for _, wanted in parts])
-        sampling, model = self.prime_sampling, self.model_runner.get_model()
+        sampling, model = self.prime_reading_sampling, self.model_runner.get_model()
         step = max(1, LOGITS_MAX // self.model_runner.model_config.get_vocab_size())
         numbers = []
         for start in range(0, len(rows), step):

@@ -6,6 +6,7 @@ import signal
 import sys
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -22,10 +23,18 @@ from prime_node.engine.frames import (
     decode_frame_header,
     encode_frame,
 )
-from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.interface import (
+    Completion,
+    EngineCapacity,
+    EngineQueue,
+    GenerateRequest,
+    Sampling,
+    TokenSequence,
+)
 from prime_node.engine.lifecycle import DEATHS_MAX, EngineBroken, EngineManager, EngineSession, EngineState
 from prime_node.engine.measurement import ClaimedRow
 from prime_node.engine.process import EngineDied, EngineProcess, build_environment
+from prime_node.engine.shared_lock import SharedLock
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.proofs.tolerance import Precision
 from prime_protocol.wire.ids import Digest
@@ -82,7 +91,7 @@ async def test_what_an_engine_generates_passes_its_own_check_and_what_was_altere
     async with fixture.turn() as session:
         assert (session.facts.hidden, session.facts.vocabulary) == (32, 32)
         steps: list[int] = []
-        made = await session.process.generate(requests(), SAMPLING, lambda progress: steps.append(progress.steps))
+        made = await session.process.generate(requests(), SAMPLING, steps.append)
         assert [each.number for each in made] == [0, 1, 2]
         assert steps, "progress is told"
         claims = [
@@ -186,7 +195,7 @@ async def test_a_cancelled_caller_leaves_an_engine_that_can_be_asked_again(fixtu
 
     async def work() -> None:
         async with fixture.turn() as session:
-            await session.process.generate(requests(), long, lambda progress: began.set())
+            await session.process.generate(requests(), long, lambda rows: began.set())
 
     task = asyncio.create_task(work())
     await began.wait()
@@ -198,6 +207,106 @@ async def test_a_cancelled_caller_leaves_an_engine_that_can_be_asked_again(fixtu
     assert fixture.keeper.restarts == 0, "it was not ended for that"
 
 
+ENDLESS = Sampling(temperature=1.0, eos=frozenset(), tokens_max=100_000)
+
+
+async def test_a_short_job_joins_a_long_one_and_is_done_first_and_rows_are_checked_meanwhile(fixture: Fixture) -> None:
+    """Three callers of one checkpoint share the engine: one has the same row numbers, one reads."""
+    fixture.behave("slow")
+    joined = asyncio.Event()
+    queues: list[EngineQueue] = []
+    fixture.keeper.on_queue = queues.append
+    long = Sampling(temperature=1.0, eos=frozenset(), tokens_max=150)
+
+    async def generate_long() -> list[Completion]:
+        async with fixture.turn() as session:
+            return await session.process.generate(requests(2), long, lambda rows: joined.set())
+
+    task = asyncio.create_task(generate_long())
+    await joined.wait()
+    async with fixture.turn() as session:
+        assert session.capacity == EngineCapacity(sequences_max=4, kv_tokens=4096)
+        short = await session.process.generate(requests(3), replace(long, tokens_max=150))
+        assert not task.done() or len(task.result()[0].tokens) == 150
+        text = TokenSequence(number=0, prompt=requests()[0].prompt, output=short[0].tokens, seed=requests()[0].seed)
+        claim = ClaimedRow(sequence=text, logprobs=short[0].logprobs, proofs=short[0].proofs)
+        assert (await session.process.check([claim], SAMPLING, SEED))[0].margin_max == 0.0
+    assert [each.tokens.tolist() for each in await task] == [each.tokens.tolist() for each in short[:2]]
+    assert max(queue.running for queue in queues) == 4, "rows of both jobs run together"
+    assert any(queue.waiting for queue in queues)
+
+
+async def test_another_checkpoint_waits_until_the_rows_of_the_first_are_done_and_is_not_overtaken(
+    fixture: Fixture,
+) -> None:
+    fixture.behave("slow")
+    order: list[str] = []
+    started = asyncio.Event()
+
+    async def work(name: str, root: Digest) -> None:
+        async with fixture.turn(root) as session:
+            order.append(f"{name} begins")
+            await session.process.generate(requests(1), SAMPLING, lambda rows: started.set())
+            order.append(f"{name} ends")
+
+    first = asyncio.create_task(work("old", ROOT))
+    await started.wait()
+    second = asyncio.create_task(work("new", OTHER))
+    await asyncio.sleep(0)
+    third = asyncio.create_task(work("late", ROOT))
+    await asyncio.gather(first, second, third)
+    assert order == ["old begins", "old ends", "new begins", "new ends", "late begins", "late ends"]
+
+
+async def test_a_dead_engine_fails_every_job_once_and_counts_as_one_death(fixture: Fixture) -> None:
+    began = [asyncio.Event(), asyncio.Event()]
+
+    async def work(number: int) -> None:
+        async with fixture.turn() as session:
+            await session.process.generate(requests(), ENDLESS, lambda rows: began[number].set())
+
+    tasks = [asyncio.create_task(work(number)) for number in range(2)]
+    for event in began:
+        await event.wait()
+    pid = fixture.keeper.get_status()["pid"]
+    os.kill(pid, signal.SIGKILL)
+    for result in await asyncio.gather(*tasks, return_exceptions=True):
+        assert isinstance(result, EngineDied)
+    assert (fixture.keeper.restarts, fixture.keeper.is_broken()) == (1, False)
+    async with fixture.turn() as session:
+        assert len(await session.process.generate(requests(), SAMPLING)) == 3
+
+
+async def test_cancelling_one_job_leaves_the_rows_of_the_other(fixture: Fixture) -> None:
+    fixture.behave("slow")
+    began = asyncio.Event()
+
+    async def endless() -> None:
+        async with fixture.turn() as session:
+            await session.process.generate(requests(2), ENDLESS, lambda rows: began.set())
+
+    dropped = asyncio.create_task(endless())
+    await began.wait()
+    kept = asyncio.create_task(endless())
+    await asyncio.sleep(0.3)
+    for task in (dropped, kept):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert fixture.keeper.restarts == 0
+
+
+async def test_samplings_take_turns(fixture: Fixture) -> None:
+    """The rows of one step have one sampling; a run may change its terms between two steps."""
+    colder = Sampling(temperature=0.5, eos=SAMPLING.eos, tokens_max=40)
+    async with fixture.turn() as session:
+        both = await asyncio.gather(
+            session.process.generate(requests(), SAMPLING), session.process.generate(requests(), colder)
+        )
+        again = await session.process.generate(requests(), colder)
+    assert [each.tokens.tolist() for each in both[1]] == [each.tokens.tolist() for each in again]
+
+
 async def test_an_engine_ends_with_its_node(tmp_path: Path) -> None:
     fixture = Fixture(tmp_path)
     async with fixture.turn() as session:
@@ -205,6 +314,29 @@ async def test_an_engine_ends_with_its_node(tmp_path: Path) -> None:
         await session.process._process.wait()
         assert session.process._process.returncode == 0
     await fixture.keeper.close()
+
+
+async def test_holders_of_one_key_share_a_lock_and_a_cancelled_waiter_leaves_the_queue() -> None:
+    lock: SharedLock[str] = SharedLock()
+    order: list[str] = []
+    leave = asyncio.Event()
+
+    async def hold(key: str | None) -> None:
+        async with lock.hold(key):
+            order.append(str(key))
+            await leave.wait()
+
+    tasks = [asyncio.create_task(hold(key)) for key in ("a", "a", None, "a", "b")]
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert order == ["a", "a"]
+    tasks[2].cancel()
+    await asyncio.wait([tasks[2]])
+    await asyncio.sleep(0)
+    assert order == ["a", "a", "a"], "the next of the same key need not wait for it any more"
+    leave.set()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["a", "a", "a", "b"]
 
 
 async def test_an_interpreter_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import signal
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
@@ -99,6 +101,25 @@ async def test_an_engine_that_dies_once_costs_time_and_not_the_lease(setup: JobS
     setup.behave("die once")
     assert isinstance(await setup.generator.generate(wanted(), ignore), Generated)
     assert setup.engine.restarts == 1
+
+
+async def test_rows_that_were_done_when_the_engine_died_are_not_made_again(setup: JobSetup) -> None:
+    """Two leases at once; the engine is killed when the first rows are done."""
+    setup.behave("slow")
+    seen: dict[int, list[int]] = {0: [], 1: []}
+
+    def kill_once(progress: GenerationProgressed) -> None:
+        seen[progress.lease].append(progress.rows_done)
+        if progress.rows_done == 1 and setup.engine.restarts == 0 and progress.lease == 0:
+            setup.behave("")
+            os.kill(setup.engine.get_status()["pid"], signal.SIGKILL)
+
+    events = await asyncio.gather(
+        setup.generator.generate(wanted(0, slots=2), kill_once), setup.generator.generate(wanted(1, slots=2), kill_once)
+    )
+    assert all(isinstance(event, Generated) for event in events)
+    assert setup.engine.restarts == 1
+    assert seen[0] == sorted(seen[0]), "the count of finished rows never falls"
 
 
 async def test_an_engine_that_keeps_dying_costs_the_lease_and_is_then_held(setup: JobSetup) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,14 @@ import transformers
 from numpy.typing import NDArray
 
 from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
-from prime_node.engine.interface import Completion, ForwardResult, GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.interface import (
+    Completion,
+    EngineQueue,
+    ForwardResult,
+    GenerateRequest,
+    Sampling,
+    TokenSequence,
+)
 from prime_node.engine.torch.dense import DenseModel
 from prime_node.engine.torch.engine import TorchEngine
 from prime_protocol.errors import LocalError, RemoteError
@@ -255,6 +263,60 @@ def test_stops_as_soon_as_the_job_is_not_wanted(engine: TorchEngine) -> None:
     done = list(engine.generate(make_requests(40), SAMPLING, lambda: next(wanted, False)))
     assert 0 < len(done) < 20
     assert len(generate(engine, make_requests(3))) == 3, "and goes on with other work"
+
+
+def test_rows_that_join_a_running_batch_get_what_they_get_alone(folders: dict[str, Path]) -> None:
+    """Two jobs of which the second joins when rows of the first are half done; a third is read and a fourth dropped."""
+    engine = open_engine(folders["qwen2"], batch_max=6)
+    requests = make_requests(14, seed=9)
+    alone = {number: done.tokens.tolist() for number, done in generate(engine, requests).items()}
+    readings = read(engine, make_sequences(requests[:2], generate(engine, requests[:2])))
+    engine.add(requests[:2], SAMPLING)
+    done = [completion for _ in range(3) for completion in engine.step()]
+    assert engine.queue.running == 2
+    engine.add(requests[2:], SAMPLING)
+    done += engine.step()
+    assert engine.queue.running == 6, "the others wait"
+    engine.cancel({3, 13})
+    texts = make_sequences(requests[:2], {done.number: done for done in engine_alone(folders, requests[:2])})
+    for number, result in read(engine, texts).items():
+        assert np.array_equal(result.hidden_bits, readings[number].hidden_bits)
+    busiest = 0
+    while engine.queue != EngineQueue():
+        done += engine.step()
+        busiest = max(busiest, engine.queue.running)
+    assert busiest >= 6, "the batch does not drain"
+    assert {each.number: each.tokens.tolist() for each in done} == {
+        number: tokens for number, tokens in alone.items() if number not in (3, 13)
+    }
+    texts = make_sequences([r for r in requests if r.number not in (3, 13)], {each.number: each for each in done})
+    results = read(engine, texts)
+    for each in done:
+        proofs = parse_proofs(each.proofs, tokens=len(each.tokens), hidden=64)
+        faults = find_faults(
+            verify_proofs(proofs, results[each.number].hidden_bits, seed=Digest(bytes(32))), ToplocThresholds()
+        )
+        assert not faults
+
+
+def test_pages_of_dropped_rows_are_used_again(folders: dict[str, Path]) -> None:
+    engine = open_engine(folders["qwen2"], batch_max=3)
+    endless = Sampling(temperature=1.0, eos=frozenset(), tokens_max=70)
+    engine.add(make_requests(1), endless)
+    for start in range(1, 200, 4):
+        requests = [replace(each, number=start + n) for n, each in enumerate(make_requests(4, seed=start))]
+        engine.add(requests, endless)
+        for _ in range(start % 37):
+            engine.step()
+        engine.cancel({request.number for request in requests})
+        assert engine.queue.waiting == 0
+    engine.cancel({0})
+    assert engine.queue == EngineQueue()
+    assert len(generate(engine, make_requests(5))) == 5
+
+
+def engine_alone(folders: dict[str, Path], requests: Sequence[GenerateRequest]) -> list[Completion]:
+    return list(open_engine(folders["qwen2"]).generate(requests, SAMPLING))
 
 
 def test_bfloat16_is_close_to_float32(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ TINY = 1e-4
 def test_vllm_keeps_its_record_its_tokens_and_its_weights_whatever_happens(tmp_path: Path) -> None:
     found = run_trials(tmp_path)
     check_records(found)
+    check_joined(found)
     check_memory(found)
     check_swaps(found)
     check_refusals(found)
@@ -69,6 +70,17 @@ def check_records(found: dict[str, Any]) -> None:
         assert seen["margin"] < TINY
         assert seen["logprob_error"] < TINY
     assert 0 < found["abandoned"] < len(found["first"])
+
+
+def check_joined(found: dict[str, Any]) -> None:
+    """Rows that join a running batch, and texts that are read beside it, change nothing for one another."""
+    last = max(found["first"], key=int)
+    assert found["joined"] == {number: tokens for number, tokens in found["first"].items() if number != last}
+    assert found["joined_read"]["problems"] == []
+    assert found["joined_read"]["margin"] < TINY
+    assert found["joined_read"]["exponent_mismatches"] <= 2
+    assert found["margin_meanwhile"] < TINY
+    assert found["kv_tokens"] >= 512
 
 
 def check_memory(found: dict[str, Any]) -> None:
