@@ -191,9 +191,6 @@ GOSSIP_POLL_PAUSE_MS = 1_000
 GOSSIP_ANSWERS_PER_S = 500
 """Replies a second with minor messages, to all nodes together; with more polling nodes, each waits longer."""
 
-HEAD_GOSSIP_MS = 6_000
-"""Between two tree heads that the coordinator gossips: a little above the rate limit of one sender."""
-
 PORT = 8440
 """Default port of `init`. Nodes store the address, so it must not change."""
 

@@ -205,6 +205,7 @@ class Swarm:
     # --- Parts ------------------------------------------------------------------------------------------------------
 
     async def _run_gossip(self) -> None:
+        self.libp2p.count_nodes = lambda run: self.runs[run].relay_client.nodes
         if self._config.p2p.enabled:
             self.libp2p.add_bootstrap((await self._first.relay_client.poll()).peers)
         await self.libp2p.run(self.handle_gossip, self._list_runs)
@@ -214,10 +215,7 @@ class Swarm:
 
     async def _publish_head(self, seen: HeadSeen) -> ReceivedGossip | None:
         """To the nodes of every run: they may follow only one."""
-        sent = [
-            await self._publisher.publish(run, seen, known_nodes=each.relay_client.nodes)
-            for run, each in self.runs.items()
-        ]
+        sent = [await self._publisher.publish(run, seen) for run in self.runs]
         return sent[0]
 
     async def _run_daily_upload(self) -> None:

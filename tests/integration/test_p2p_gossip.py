@@ -212,7 +212,7 @@ async def test_what_is_old_is_not_passed_on_and_nobody_is_blamed(figures: Figure
             assert (await last.receive()).message == announced(5)
             expired = sealed(announced(4), now_ms=NOW_MS - 10**9)
             superseded = seal_gossip(
-                wallet(TRAINER), announced(5), network=NETWORK, run=RUN, sequence=1, now_ms=now_ms(), known_nodes=0
+                wallet(TRAINER), announced(5), network=NETWORK, run=RUN, sequence=1, now_ms=now_ms()
             )
             await inside(replayer, replayer._session.publish, name, frame)
             await eventually(lambda: middle.status().messages_ignored == 1, "a known frame to be ignored")

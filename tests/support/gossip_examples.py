@@ -80,7 +80,6 @@ def sealed(
         run=run,
         sequence=now_ms if sequence is None else sequence,
         now_ms=now_ms,
-        known_nodes=0,
     )
 
 

@@ -96,7 +96,7 @@ def sealed(
     run: RunId | None = RUN,
 ) -> bytes:
     """An honest frame; only a trainer's announcement is one that the guard lets through."""
-    return seal_gossip(key, message, network=NETWORK, run=run, sequence=sequence, now_ms=now_ms, known_nodes=10)
+    return seal_gossip(key, message, network=NETWORK, run=run, sequence=sequence, now_ms=now_ms)
 
 
 def topic_of(kind: GossipKind) -> str:

@@ -8,11 +8,10 @@ import logging
 import random
 
 from prime_coordinator.config import CoordinatorConfig
-from prime_coordinator.constants import HEAD_GOSSIP_MS
 from prime_coordinator.core import Core
 from prime_coordinator.gossip.gossip_http import GossipHttp, GossipMembers
 from prime_coordinator.gossip.relay import GossipRelay
-from prime_protocol.constants import ADDRESSES_MAX, GOSSIP_REPEAT_MS
+from prime_protocol.constants import ADDRESSES_MAX, HEAD_REPEAT_MS
 from prime_protocol.errors import LocalError
 from prime_protocol.gossip.accusation import Accusation
 from prime_protocol.gossip.messages import HeadSeen, ReceivedGossip
@@ -63,8 +62,7 @@ class CoordinatorGossip:
         self._announcer = self._open_origin(http)
         self._accused: dict[NodeId, Digest] = {}
         """The last entry that each node accused."""
-        self._published_head = (0, -HEAD_GOSSIP_MS)
-        """Size of the last published head, and when it was published."""
+        self._head_due_ms = 0
         self.gossip_http.add_routes(http)
 
     async def run(self, port: int) -> None:
@@ -117,10 +115,10 @@ class CoordinatorGossip:
         self._learn(gossip.payload.run, gossip)
 
     async def _forward(self, run: RunId, gossip: ReceivedGossip) -> None:
-        """Forward a message that was posted over HTTP; the relay already has it."""
+        """Forward a message that was posted over HTTP, if it is in the sample; the relay already has it."""
         self._learn(run, gossip)
         try:
-            await self._libp2p.send(run, gossip)
+            await self._libp2p.send(run, gossip, known_nodes=self.relay.count_nodes(run))
         except LocalError as error:
             log.debug("message not forwarded to libp2p: %s", error)
 
@@ -147,14 +145,12 @@ class CoordinatorGossip:
         self.gossip_http.put(run, gossip)
 
     async def _publish_heads(self) -> None:
-        """Publish a new head soon, and repeat an old one now and then for nodes that join later."""
+        """Publish the newest head now and then: nodes compare it with theirs, and some join later."""
         while True:
             await self._clock.sleep_ms(HEAD_POLL_MS)
-            size, note, now_ms = self._core.head_size, self._core.head, self._clock.monotonic_ms()
-            if not note or now_ms < self._published_head[1] + (
-                GOSSIP_REPEAT_MS if size == self._published_head[0] else HEAD_GOSSIP_MS
-            ):
+            note, now_ms = self._core.head, self._clock.monotonic_ms()
+            if not note or now_ms < self._head_due_ms:
                 continue
-            self._published_head = (size, now_ms)
+            self._head_due_ms = now_ms + HEAD_REPEAT_MS
             for run in self.list_runs():
-                await self._publisher.publish(run, HeadSeen(note=note), known_nodes=self.relay.count_nodes(run))
+                await self._publisher.publish(run, HeadSeen(note=note))

@@ -147,7 +147,7 @@ class ShardHost:
     def say(self, message: CheckpointAnnounced | ServingRecord) -> ReceivedGossip:
         now_ms = self.clock.now_ms()
         number = self.sequence.next(now_ms)
-        frame = seal_gossip(self.key, message, network=NETWORK, run=RUN, sequence=number, now_ms=now_ms, known_nodes=10)
+        frame = seal_gossip(self.key, message, network=NETWORK, run=RUN, sequence=number, now_ms=now_ms)
         kind = GossipKind.ANNOUNCED if isinstance(message, CheckpointAnnounced) else GossipKind.SERVING
         return open_gossip(get_topic(NETWORK, RUN, kind), frame, network=NETWORK, run=RUN, now_ms=now_ms)
 

@@ -194,7 +194,6 @@ class AccusationKeeper:
             run=self._run,
             sequence=SequenceCounter.shared().next(now_ms),
             now_ms=now_ms,
-            known_nodes=0,
         )
         self._keep(self._key.node, accusation, frame)
 

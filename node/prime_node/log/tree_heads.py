@@ -66,8 +66,6 @@ TRIES_MAX = 5
 """Attempts to fetch the proof of a head before it counts as unproven."""
 COMPARE_INTERVAL_MS = 500
 """Between two comparisons: each may take a dozen small files from the coordinator."""
-PUBLISH_INTERVAL_MS = 6_000
-"""Between two heads that this node gossips: a little above the gossip rate limit per sender."""
 STEP_MS = 1_000
 """At least this often the monitor checks whether it is time to gossip."""
 CONFIRM_MS = 60_000
@@ -127,7 +125,7 @@ class HeadMonitor:
         self.history = HeadHistory()
         self.on_loss: Callable[[LossNoticed], None] = lambda loss: None
         self._gossip_from_ms = clock.monotonic_ms() + CONFIRM_MS
-        self._published: tuple[int, int] | None = None
+        self._published_ms: int | None = None
         self.latest: SignedHead | None = None
         self.compared = 0
         """Heads of other nodes that belong to the same history."""
@@ -322,19 +320,17 @@ class HeadMonitor:
         self.on_cosigned(Cosigned(head_size=shown.size, time_s=time_s, signature=signature))
 
     async def _publish_latest(self) -> None:
-        """Gossips the latest head: soon when it is new, otherwise now and then."""
+        """Gossips the latest head now and then: others compare it with theirs, which need not be of the same size."""
         if self.latest is None:
             return
-        now_ms, size = self._clock.monotonic_ms(), self.latest.size
+        now_ms = self._clock.monotonic_ms()
         if now_ms < self._gossip_from_ms:
             return
-        if self._published is not None:
+        if self._published_ms is not None:
             span_ms = compute_repeat_ms(GossipKind.HEAD_SEEN, self._count_nodes())
-            if now_ms - self._published[1] < (
-                span_ms if size == self._published[0] else max(PUBLISH_INTERVAL_MS, span_ms // 4)
-            ):
+            if now_ms - self._published_ms < span_ms:
                 return
-        self._published = (size, now_ms)
+        self._published_ms = now_ms
         # A cosigned note tells other nodes when this validator had seen the head.
         newest = self.cosigned if self.cosigned is not None and self.cosigned.head == self.latest.head else self.latest
         await self._publish(HeadSeen(note=newest.note))

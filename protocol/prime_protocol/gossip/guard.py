@@ -11,6 +11,8 @@ from threading import Lock
 from typing import NamedTuple
 
 from prime_protocol.constants import (
+    ACCUSATIONS_ACCEPTED_BURST,
+    ACCUSATIONS_ACCEPTED_PER_S,
     ACCUSATIONS_BURST,
     ACCUSATIONS_SENDER_PER_S,
     ANNOUNCED_BURST,
@@ -18,8 +20,12 @@ from prime_protocol.constants import (
     GOSSIP_SEEN_MAX,
     GOSSIP_SENDERS_MAX,
     GOSSIP_SUBJECTS_MAX,
+    HEADS_ACCEPTED_BURST,
+    HEADS_ACCEPTED_PER_S,
     HEADS_BURST,
     HEADS_SENDER_PER_S,
+    SERVING_ACCEPTED_BURST,
+    SERVING_ACCEPTED_PER_S,
     SERVING_BURST,
     SERVING_SENDER_PER_S,
 )
@@ -37,7 +43,7 @@ TOLERATED_FIELDS = frozenset({"Payload.version"})
 
 
 class GossipRateLimit(NamedTuple):
-    """Messages of one sender and kind: the burst after a pause, and the sustained rate."""
+    """Messages of one kind, of one sender or of all: the burst after a pause, and the sustained rate."""
 
     burst: int
     per_s: float
@@ -49,6 +55,13 @@ GOSSIP_RATE_LIMITS = {
     GossipKind.HEAD_SEEN: GossipRateLimit(HEADS_BURST, HEADS_SENDER_PER_S),
     GossipKind.ACCUSATION: GossipRateLimit(ACCUSATIONS_BURST, ACCUSATIONS_SENDER_PER_S),
 }
+
+GOSSIP_BUDGET = {
+    GossipKind.SERVING: GossipRateLimit(SERVING_ACCEPTED_BURST, SERVING_ACCEPTED_PER_S),
+    GossipKind.HEAD_SEEN: GossipRateLimit(HEADS_ACCEPTED_BURST, HEADS_ACCEPTED_PER_S),
+    GossipKind.ACCUSATION: GossipRateLimit(ACCUSATIONS_ACCEPTED_BURST, ACCUSATIONS_ACCEPTED_PER_S),
+}
+"""Of all senders of a run together. Announcements have one sender."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +90,40 @@ ValidationResult = GossipAccepted | GossipIgnored | GossipRejected
 
 
 @dataclass(slots=True)
-class _SenderHistory:
-    """What is remembered of one sender's messages of one kind in one run."""
+class GossipTokens:
+    """A token bucket. A clock that steps back changes nothing."""
 
     tokens: float
     at_ms: int
+
+    def take(self, rate: GossipRateLimit, now_ms: int) -> bool:
+        self.tokens = min(rate.burst, self.tokens + max(0, now_ms - self.at_ms) * rate.per_s / 1000)
+        self.at_ms = max(self.at_ms, now_ms)
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+
+class GossipBudget:
+    """What a node takes from gossip, of each kind and run: a flood of records of fresh keys costs no more than that."""
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[RunId, GossipKind], GossipTokens] = {}
+
+    def take(self, run: RunId, kind: GossipKind, now_ms: int) -> bool:
+        """True if one more message is within the budget. Runs are those that the node has joined."""
+        rate = GOSSIP_BUDGET.get(kind)
+        if rate is None:
+            return True
+        return self._buckets.setdefault((run, kind), GossipTokens(rate.burst, now_ms)).take(rate, now_ms)
+
+
+@dataclass(slots=True)
+class _SenderHistory:
+    """What is remembered of one sender's messages of one kind in one run."""
+
+    tokens: GossipTokens
     newest: dict[bytes, tuple[int, int]] = field(default_factory=dict)
     """By subject: sequence and expiry of the newest message."""
 
@@ -105,8 +147,11 @@ class GossipGuard:
         """Digests of accepted frames: most copies are recognised before any signature is verified."""
         self._lock = Lock()
 
-    def validate(self, topic_name: str, frame: bytes, *, run: RunId, now_ms: int) -> ValidationResult:
-        """What to do with a frame from a topic of this run. An accepted frame is remembered."""
+    def validate(
+        self, topic_name: str, frame: bytes, *, run: RunId, now_ms: int, budget: GossipBudget | None = None
+    ) -> ValidationResult:
+        """What to do with a frame from a topic of this run. An accepted frame is remembered. `budget`: of the frames
+        that strangers send unasked."""
         with self._lock:
             self._drop_expired(now_ms)
             if Digest(sha256(frame).digest()) in self._seen:
@@ -115,7 +160,7 @@ class GossipGuard:
                 gossip = decode_gossip(topic_name, frame, network=self._network, run=run)
             except RemoteError as error:
                 return GossipRejected(str(error), is_hostile=error.field not in TOLERATED_FIELDS)
-            return self._check_sender(gossip, run, now_ms) or self._admit(gossip, run, now_ms)
+            return self._check_sender(gossip, run, now_ms) or self._admit(gossip, run, now_ms, budget)
 
     def __len__(self) -> int:
         """Senders remembered, each once for every kind and run."""
@@ -136,12 +181,12 @@ class GossipGuard:
             return GossipRejected(f"Payload.sender: {sender} is not known in {run}", is_hostile=False)
         return None
 
-    def _admit(self, gossip: ReceivedGossip, run: RunId, now_ms: int) -> ValidationResult:
+    def _admit(self, gossip: ReceivedGossip, run: RunId, now_ms: int, budget: GossipBudget | None) -> ValidationResult:
         payload, rate = gossip.payload, GOSSIP_RATE_LIMITS[gossip.kind]
         if self._seen.may_be_forgotten(issued_at_ms=payload.issued_at_ms, expires_at_ms=payload.expires_at_ms):
             return GossipIgnored("issued before this node's clock was set back")
         key = (run, gossip.kind, payload.sender)
-        sender = self._senders.get(key) or _SenderHistory(rate.burst, now_ms)
+        sender = self._senders.get(key) or _SenderHistory(GossipTokens(rate.burst, now_ms))
         subject = get_subject(gossip)
         known = sender.newest.get(subject)
         if known is not None and payload.sequence <= known[0]:
@@ -155,11 +200,14 @@ class GossipGuard:
             return GossipIgnored("too many senders")
         if known is None and len(sender.newest) >= GOSSIP_SUBJECTS_MAX:
             return GossipIgnored("too many subjects of one sender")
-        sender.tokens = min(rate.burst, sender.tokens + max(0, now_ms - sender.at_ms) * rate.per_s / 1000)
-        sender.at_ms = max(sender.at_ms, now_ms)
-        if sender.tokens < 1:
+        if not sender.tokens.take(rate, now_ms):
             return GossipIgnored("too many of one sender")
-        sender.tokens -= 1
+        if (
+            budget is not None
+            and not self._is_trainer(run, payload.sender)
+            and not budget.take(run, gossip.kind, now_ms)
+        ):
+            return GossipIgnored("too many of all senders")
         sender.newest[subject] = (payload.sequence, payload.expires_at_ms)
         self._senders[key] = sender
         if len(self._seen) < GOSSIP_SEEN_MAX:

@@ -15,23 +15,22 @@ from typing import Annotated
 from prime_protocol.constants import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
-    ENVELOPE_LIFE_MS_MAX,
     FRAME_BYTES_MAX,
     GOSSIP_FRAME_BYTES_MAX,
-    GOSSIP_LIFE_MS_MIN,
+    GOSSIP_LIFE_MS,
     GOSSIP_MANIFESTS_MAX,
     GOSSIP_NOTE_BYTES_MAX,
     GOSSIP_PARENTS_MAX,
     GOSSIP_REPEAT_MS,
-    GOSSIP_REPEATS,
-    HEADS_PER_S,
+    HEAD_REPEAT_MS,
     PEER_RECORD_BYTES_MAX,
     PEER_RECORDS_MAX,
     PROTOCOL_VERSION,
     RELAY_FRAMES_MAX,
     RELAY_WAIT_MS_MAX,
+    RELAYED_HEADS_PER_S,
+    RELAYED_SERVING_PER_S,
     SENT_BYTES_MAX,
-    SERVING_PER_S,
     SHARD_BYTES_MAX,
     SHARDS_MAX,
     SLOTS_FREE_MAX,
@@ -201,17 +200,13 @@ def get_topic(network: NetworkId, run: RunId, kind: GossipKind) -> str:
 
 
 def compute_repeat_ms(kind: GossipKind, known_nodes: int) -> int:
-    """How long a node waits before it repeats a message, so that all nodes together stay within the budget."""
-    per_s = {GossipKind.SERVING: SERVING_PER_S, GossipKind.HEAD_SEEN: HEADS_PER_S}.get(kind)
-    spread_ms = known_nodes * 1000 // per_s if per_s else 0
-    return max(GOSSIP_REPEAT_MS, spread_ms)
-
-
-def compute_life_ms(kind: GossipKind, known_nodes: int) -> int:
-    """How long an envelope of this kind lives: two repetitions may get lost; peer records pass through many nodes."""
-    if kind is GossipKind.PEER_RECORD:
-        return ENVELOPE_LIFE_MS_MAX
-    return min(ENVELOPE_LIFE_MS_MAX, max(GOSSIP_LIFE_MS_MIN, GOSSIP_REPEATS * compute_repeat_ms(kind, known_nodes)))
+    """How long a node waits before it repeats a message. The coordinator's relay gets every repetition; gossip gets the
+    share that budget.py draws."""
+    if kind is GossipKind.SERVING:
+        return max(GOSSIP_REPEAT_MS, known_nodes * 1000 // RELAYED_SERVING_PER_S)
+    if kind is GossipKind.HEAD_SEEN:
+        return max(HEAD_REPEAT_MS, known_nodes * 1000 // RELAYED_HEADS_PER_S)
+    return GOSSIP_REPEAT_MS
 
 
 def seal_gossip(
@@ -222,7 +217,6 @@ def seal_gossip(
     run: RunId | None,
     sequence: int,
     now_ms: int,
-    known_nodes: int,
 ) -> bytes:
     """The frame of one message. A peer record belongs to no run."""
     kind = MESSAGE_KINDS[type(message)]
@@ -234,7 +228,7 @@ def seal_gossip(
         run=run,
         sequence=sequence,
         issued_at_ms=now_ms,
-        life_ms=compute_life_ms(kind, known_nodes),
+        life_ms=GOSSIP_LIFE_MS,
     )
     assert len(frame) <= GOSSIP_FRAME_BYTES_MAX, f"a {kind} of {len(frame)} bytes"
     return frame

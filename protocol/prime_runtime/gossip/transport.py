@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from prime_protocol.constants import RELAY_WAIT_MS_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.accusation import Accusation
+from prime_protocol.gossip.budget import GossipSampler
 from prime_protocol.gossip.guard import GossipAccepted, GossipGuard
 from prime_protocol.gossip.messages import (
     MESSAGE_KINDS,
@@ -74,7 +75,7 @@ class GossipPublisher:
         """The last error of each transport, by index; working transports have none."""
 
     async def publish(
-        self, run: RunId, message: CheckpointAnnounced | ServingRecord | HeadSeen | Accusation, *, known_nodes: int = 0
+        self, run: RunId, message: CheckpointAnnounced | ServingRecord | HeadSeen | Accusation
     ) -> ReceivedGossip | None:
         """The published message; None if it came too soon after others, or this key may not send it."""
         now_ms = self._clock.now_ms()
@@ -85,7 +86,6 @@ class GossipPublisher:
             run=run,
             sequence=self._sequence.next(now_ms),
             now_ms=now_ms,
-            known_nodes=known_nodes,
         )
         verdict = self._guard.validate(
             get_topic(self._network, run, MESSAGE_KINDS[type(message)]), frame, run=run, now_ms=now_ms
@@ -220,6 +220,9 @@ class Libp2pTransport:
         self._guard = guard
         self._node: P2PNode | None = None
         self._joined: set[RunId] = set()
+        self._sampler = GossipSampler()
+        self.count_nodes: Callable[[RunId], int] = lambda run: 0
+        """About how many nodes like this one serve in a run, which share the sample among them. Its owner sets it."""
         self.reason = "not started yet" if config.enabled else "p2p.enabled is false"
         """Why libp2p is off; empty while it runs."""
 
@@ -281,8 +284,14 @@ class Libp2pTransport:
         except* LocalError as errors:
             raise LocalError(str(errors.exceptions[0])) from None
 
-    async def send(self, run: RunId, gossip: ReceivedGossip) -> None:
-        """A SendGossip. LocalError while libp2p is down; no effect while it is off."""
+    async def send(self, run: RunId, gossip: ReceivedGossip, *, known_nodes: int | None = None) -> None:
+        """A SendGossip: sends what is in the sample. LocalError while libp2p is down; no effect while it is off.
+
+        `known_nodes`: how many nodes share the sample with the sender; default: as many as with this node.
+        """
+        nodes = self.count_nodes(run) if known_nodes is None else known_nodes
+        if not self._sampler.is_chosen(gossip, known_nodes=nodes, now_ms=self._clock.now_ms()):
+            return
         if self._node is not None and run in self._joined:
             await self._node.publish_frame(run, gossip.kind, gossip.frame)
 

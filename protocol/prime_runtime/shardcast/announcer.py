@@ -26,18 +26,17 @@ SERVING_MS_MIN = 2_500
 
 @dataclass(frozen=True, slots=True)
 class ServingSummary:
-    """The parts of a serving record whose change is worth a new record."""
+    """The parts of a serving record whose change is worth a new record. Free slots are not: children poll for them."""
 
     urls: tuple[str, ...]
     manifests: tuple[tuple[Digest, bool], ...]
     """Each with a flag: all its shards are here."""
-    has_slots: bool
 
     @classmethod
     def of(cls, serving: ServingRecord, shard_sets: Iterable[ShardSet]) -> "ServingSummary":
         complete = {shard_set.digest for shard_set in shard_sets if shard_set.is_complete}
         manifests = tuple((digest, digest in complete) for digest in serving.manifests)
-        return cls(serving.urls, manifests, serving.slots_free > 0)
+        return cls(serving.urls, manifests)
 
 
 def make_announcement(signed: SignedManifest) -> CheckpointAnnounced:
@@ -142,7 +141,7 @@ class Announcer:
         """Publish that this server serves nothing any more, so that no node tries."""
         if self._schedule.has_announced:
             stopped = ServingRecord(urls=(), depth=0, slots_free=0, manifests=())
-            await self._publisher.publish(self._run, stopped, known_nodes=self._count_nodes())
+            await self._publisher.publish(self._run, stopped)
 
     async def announce_due(self) -> None:
         """Publish what is due."""
@@ -177,7 +176,7 @@ class Announcer:
         now_ms, nodes = self._clock.monotonic_ms(), self._count_nodes()
         if not self._schedule.is_serving_due(summary, now_ms, known_nodes=nodes):
             return
-        if await self._publisher.publish(self._run, serving, known_nodes=nodes) is not None:
+        if await self._publisher.publish(self._run, serving) is not None:
             self._schedule.mark_serving_sent(summary, now_ms)
 
 

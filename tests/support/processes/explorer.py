@@ -252,9 +252,7 @@ class Play:
             sent_bytes=3 * 10**9,
         )
         now_ms = SystemClock().now_ms()
-        frame = seal_gossip(
-            who.key, word, network=NETWORK, run=RUN, sequence=now_ms * 1024, now_ms=now_ms, known_nodes=1
-        )
+        frame = seal_gossip(who.key, word, network=NETWORK, run=RUN, sequence=now_ms * 1024, now_ms=now_ms)
         await who.call(RELAY_PUBLISH, RelayPublish(frame=frame))
 
     async def until_beacon_of(self, step: int) -> Digest:

@@ -61,7 +61,6 @@ class SpeakingNode(P2PNode):
             run=run,
             sequence=state.sequence.next(now_ms),
             now_ms=now_ms,
-            known_nodes=state.counts.known,
         )
         verdict = state.guard.validate(get_topic(state.network, run, kind), frame, run=run, now_ms=now_ms)
         if isinstance(verdict, GossipRejected):

@@ -46,8 +46,9 @@ STREAMS_TOTAL_MAX = 4096
 QUEUE_MAX = 256
 """Messages waiting to be sent to one peer. The library's 32 would lose two thirds of a burst of 100."""
 TOPIC_CHARS_MAX = 160
-FORWARD_RATE = RateLimit(per_second=100, burst=500)
-"""Messages accepted from one forwarder: what a node forwards in a second, and a backlog of a minute."""
+FORWARD_RATE = RateLimit(per_second=5, burst=500)
+"""Messages looked at from one forwarder: above what all budgets let an honest one forward (GOSSIP_BUDGET and a
+trainer's announcements), and a backlog of some minutes."""
 FORWARDERS_MAX = 4096
 
 PATCHED: tuple[tuple[Any, str], ...] = (

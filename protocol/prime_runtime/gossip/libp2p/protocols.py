@@ -20,9 +20,15 @@ from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr.exceptions import BinaryParseError
 
-from prime_protocol.constants import PEER_RECORD_BYTES_MAX, PEER_RECORDS_MAX
+from prime_protocol.constants import (
+    GOSSIP_MESH,
+    GOSSIP_MESH_MAX,
+    GOSSIP_MESH_MIN,
+    PEER_RECORD_BYTES_MAX,
+    PEER_RECORDS_MAX,
+)
 from prime_protocol.errors import RemoteError
-from prime_protocol.gossip.guard import GossipAccepted, GossipGuard, GossipIgnored, GossipRejected
+from prime_protocol.gossip.guard import GossipAccepted, GossipBudget, GossipGuard, GossipIgnored, GossipRejected
 from prime_protocol.gossip.messages import TOPIC_KINDS, PeersReply, PeersRequest, ReceivedGossip, get_topic
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.ids import NetworkId, RunId
@@ -33,7 +39,6 @@ from prime_runtime.rate_limits import RateLimit, TokenBuckets
 log = logging.getLogger(__name__)
 
 
-DEGREE, DEGREE_LOW, DEGREE_HIGH = 6, 4, 12
 HEARTBEAT_S = 1
 BACKPRESSURE_POLL_S = 0.005
 BACKPRESSURE_S_MAX = 1.0
@@ -64,13 +69,14 @@ class GossipSubService:
         self._guard = guard
         self._audience = audience
         self._now_ms = now_ms
+        self._budget = GossipBudget()
         self._laggards: set[Any] = set()
         """Peers that did not catch up while we waited."""
         self.router = GossipSub(
             protocols=[PROTOCOL_ID_V11],
-            degree=DEGREE,
-            degree_low=DEGREE_LOW,
-            degree_high=DEGREE_HIGH,
+            degree=GOSSIP_MESH,
+            degree_low=GOSSIP_MESH_MIN,
+            degree_high=GOSSIP_MESH_MAX,
             heartbeat_interval=HEARTBEAT_S,
             adaptive_gossip_enabled=False,
             eclipse_protection_enabled=False,
@@ -112,7 +118,7 @@ class GossipSubService:
 
     def _validator(self, name: str, run: RunId) -> Callable[[Any, Any], bool]:
         def validate(forwarder: Any, message: Any) -> bool:
-            match self._guard.validate(name, message.data, run=run, now_ms=self._now_ms()):
+            match self._guard.validate(name, message.data, run=run, now_ms=self._now_ms(), budget=self._budget):
                 case GossipAccepted(gossip):
                     self._audience.accepted(gossip, str(forwarder))
                     return True

@@ -14,15 +14,13 @@ from libp2p.peer.id import ID
 from libp2p.tools.anyio_service import background_trio_service
 from multiaddr import Multiaddr
 
-from prime_protocol.constants import PEER_RECORDS_MAX
+from prime_protocol.constants import GOSSIP_LIFE_MS, PEER_RECORDS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.messages import (
-    GossipKind,
     PeerRecord,
     PeersReply,
     PeersRequest,
     ReceivedGossip,
-    compute_life_ms,
     open_peer_record,
     seal_gossip,
 )
@@ -264,7 +262,7 @@ class P2PSession(INotifee):
         now_ms = self._state.clock.now_ms()
         if not addresses:
             return b""
-        if now_ms + compute_life_ms(GossipKind.PEER_RECORD, 0) // 2 >= self._record_until_ms:
+        if now_ms + GOSSIP_LIFE_MS // 2 >= self._record_until_ms:
             self._record = seal_gossip(
                 self._state.key,
                 PeerRecord(addresses=addresses),
@@ -272,7 +270,6 @@ class P2PSession(INotifee):
                 run=None,
                 sequence=self._state.sequence.next(now_ms),
                 now_ms=now_ms,
-                known_nodes=0,
             )
             self._record_until_ms = open_peer_record(
                 self._record, network=self._state.network, now_ms=now_ms

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from prime_coordinator.gossip.relay import GossipRelay, RelayLimits
-from prime_protocol.constants import GOSSIP_LIFE_MS_MIN, RELAY_FRAMES_MAX, RELAY_HEADS_MAX, RELAY_SERVING_MAX
+from prime_protocol.constants import GOSSIP_LIFE_MS, RELAY_FRAMES_MAX, RELAY_HEADS_MAX, RELAY_SERVING_MAX
 from prime_protocol.gossip.messages import GossipKind, ReceivedGossip
 from prime_protocol.wire.ids import RunId
 from support.gossip_examples import NOW_MS, RUN, announced, head_seen, key_of, said, serving
@@ -134,7 +134,7 @@ def test_what_has_expired_is_neither_shown_nor_kept(board: GossipRelay) -> None:
     put(board, said("trainer", announced(0)))
     put(board, said("a", serving(0)))
     put(board, said("a", head_seen(1)))
-    end_ms = NOW_MS + GOSSIP_LIFE_MS_MIN
+    end_ms = NOW_MS + GOSSIP_LIFE_MS
     assert len(read(board, now_ms=end_ms - 1)) == 3
     assert read(board, now_ms=end_ms) == ()
     assert put(board, said("trainer", announced(0), now_ms=end_ms), end_ms), "as if it were new"
@@ -169,4 +169,4 @@ def test_serving_nodes_are_listed_until_their_message_expires(board: GossipRelay
         put(board, said(name, serving(0, depth=depth)))
     listed = [(sender, message.depth) for sender, message in board.list_serving(RUN, NOW_MS)]
     assert listed == [(key_of("a").node, 3), (key_of("b").node, 2)]
-    assert board.list_serving(RUN, NOW_MS + 2 * GOSSIP_LIFE_MS_MIN) == []
+    assert board.list_serving(RUN, NOW_MS + 2 * GOSSIP_LIFE_MS) == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from prime_node.weights.relay import RETRY_PAUSE_MS, RelayFollower, choose_versions
-from prime_protocol.constants import GOSSIP_LIFE_MS_MIN
+from prime_protocol.constants import GOSSIP_LIFE_MS
 from prime_protocol.errors import LocalError
 from prime_protocol.gossip.messages import CheckpointAnnounced
 from prime_protocol.wire.ids import Digest
@@ -116,7 +116,7 @@ async def test_a_version_whose_server_fell_silent_is_let_go_and_taken_up_again()
     scene = Scene()
     scene.hear(0)
     await scene.clock.pass_ms(1)
-    await scene.clock.pass_ms(GOSSIP_LIFE_MS_MIN)
+    await scene.clock.pass_ms(GOSSIP_LIFE_MS)
     assert scene.fetcher.steps == set()
     scene.hear(0)
     await scene.clock.pass_ms(1)

@@ -4,10 +4,10 @@ from threading import Thread
 
 import pytest
 
-from prime_protocol.constants import ANNOUNCED_BURST, HEADS_BURST, SERVING_BURST, SERVING_SENDER_PER_S
+from prime_protocol.constants import ANNOUNCED_BURST, GOSSIP_LIFE_MS, HEADS_BURST, SERVING_BURST, SERVING_SENDER_PER_S
 from prime_protocol.gossip import guard as gossip_guard
 from prime_protocol.gossip.guard import GossipAccepted, GossipGuard, GossipIgnored, GossipRejected
-from prime_protocol.gossip.messages import GossipKind, compute_life_ms
+from prime_protocol.gossip.messages import GossipKind
 from prime_protocol.wire.ids import RunId
 from prime_protocol.wire.seen_messages import BUCKET_MS
 from support.gossip_network import (
@@ -27,7 +27,7 @@ from support.gossip_network import (
 )
 
 ANNOUNCED, SERVING, HEAD_SEEN = GossipKind.ANNOUNCED, GossipKind.SERVING, GossipKind.HEAD_SEEN
-LIFE_MS = compute_life_ms(SERVING, 10)
+LIFE_MS = GOSSIP_LIFE_MS
 
 
 def test_every_honest_kind_is_accepted_once_and_then_known() -> None:

@@ -20,10 +20,10 @@ from support.processes.swarm import make_checkpoint
 TRAINER = key_of("trainer")
 
 
-def stand(*steps: int, complete: tuple[int, ...] = (), slots: int = 1) -> ServingSummary:
-    message = serving(*steps, slots_free=slots)
+def stand(*steps: int, complete: tuple[int, ...] = ()) -> ServingSummary:
+    message = serving(*steps)
     whole = {digest_of(f"manifest {step}") for step in complete}
-    return ServingSummary(message.urls, tuple((digest, digest in whole) for digest in message.manifests), slots > 0)
+    return ServingSummary(message.urls, tuple((digest, digest in whole) for digest in message.manifests))
 
 
 def test_nothing_is_said_before_there_is_something_to_serve() -> None:
@@ -32,14 +32,14 @@ def test_nothing_is_said_before_there_is_something_to_serve() -> None:
     assert saying.is_serving_due(stand(0), 0, known_nodes=0)
 
 
-def test_a_new_or_completed_manifest_is_said_at_once_a_slot_a_little_later_and_the_same_in_time() -> None:
+def test_a_new_or_completed_manifest_is_said_at_once_and_the_same_in_time() -> None:
     saying = AnnounceSchedule()
     saying.mark_serving_sent(stand(0), 1000)
     assert not saying.is_serving_due(stand(0), 1001, known_nodes=0)
     assert saying.is_serving_due(stand(0, complete=(0,)), 1001, known_nodes=0)
     assert saying.is_serving_due(stand(1, 0), 1001, known_nodes=0)
-    assert not saying.is_serving_due(stand(0, slots=0), 1001, known_nodes=0)
-    assert saying.is_serving_due(stand(0, slots=0), 1000 + SERVING_MS_MIN, known_nodes=0)
+    assert not saying.is_serving_due(stand(), 1001, known_nodes=0)
+    assert saying.is_serving_due(stand(), 1000 + SERVING_MS_MIN, known_nodes=0)
     assert not saying.is_serving_due(stand(0), 999 + GOSSIP_REPEAT_MS, known_nodes=0)
     assert saying.is_serving_due(stand(0), 1000 + GOSSIP_REPEAT_MS, known_nodes=0)
     many_ms = compute_repeat_ms(GossipKind.SERVING, 10_000)
