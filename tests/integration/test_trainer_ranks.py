@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import time
+from collections.abc import Callable
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,12 @@ from prime_trainer.model.distributed import RankGroup
 from support.processes.killable_trainer import get_server, run_rank
 from support.processes.swarm import WAIT_S
 from support.processes.trainer import running_scene
-from support.processes.trainer_ranks import STEPS, learn_and_resume, learn_in_rank
+from support.processes.trainer_ranks import STEPS, learn_and_resume, learn_in_rank, load_in_rank
 
 SAME = ("tokens", "loss", "entropy", "mismatch_kl", "kl", "gradient_norm", "clipped")
+
+
+REPLICAS = 2
 
 
 def find_port() -> int:
@@ -30,10 +34,12 @@ def find_port() -> int:
         return port
 
 
-def start_ranks(folder: Path, size: int, *, replicas: int = 1) -> list[ForkServerProcess]:
+def start_ranks(
+    folder: Path, size: int, work: Callable[..., None] = learn_in_rank, *options: int
+) -> list[ForkServerProcess]:
     folder.mkdir()
     server, port = get_server(), find_port()
-    ranks = [server.Process(target=learn_in_rank, args=(folder, rank, size, port, replicas)) for rank in range(size)]
+    ranks = [server.Process(target=work, args=(folder, rank, size, port, *options)) for rank in range(size)]
     for process in ranks:
         process.start()
     return ranks
@@ -63,9 +69,25 @@ async def test_many_ranks_learn_what_one_learns_and_resume_as_one_does(tmp_path:
     for process in two:
         assert await finish(process) == 0
     await check_same(alone, tmp_path / "one", tmp_path / "two")
-    for process in start_ranks(tmp_path / "four", 4, replicas=2):
+    for process in start_ranks(tmp_path / "four", 4, learn_in_rank, REPLICAS):
         assert await finish(process) == 0
     await check_same(alone, tmp_path / "one", tmp_path / "four")
+
+
+MALLOC_BYTES = 2 * 2**20
+"""What the allocator and Python keep for themselves."""
+
+
+@pytest.mark.parametrize("size", [2, 4])
+async def test_rank_loads_no_more_than_its_shard_and_one_layer(tmp_path: Path, size: int) -> None:
+    make_tiny_checkpoint(tmp_path / "model", hidden=512, layers=16)
+    make_tiny_checkpoint(tmp_path / "small", hidden=32, layers=1)
+    for process in start_ranks(tmp_path / "ranks", size, load_in_rank):
+        assert await finish(process) == 0
+    for rank in range(size):
+        facts = json.loads((tmp_path / "ranks" / f"memory-{rank}.json").read_text())
+        assert facts["shard"] > 4 * facts["layer"] / size, "the model is large enough to tell"
+        assert facts["grown"] <= facts["shard"] + facts["layer"] + MALLOC_BYTES, f"rank {rank} of {size}: {facts}"
 
 
 OUTAGE_S, COLLECTIVE_S = 8, 3

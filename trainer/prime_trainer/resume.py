@@ -90,11 +90,11 @@ def make_learner(config: TrainConfig, ranks: RankGroup, start: StartPoint) -> Le
     torch.set_num_threads(config.threads)
     policy = PolicyModel.load(
         start.model,
+        ranks=ranks,
         device=config.device,
         precision=config.precision,
         gradient_checkpointing=config.gradient_checkpointing,
     )
-    ranks.shard(policy.model, config.precision)
     optimizer = make_optimizer(policy.model, config.optimizer)
     if start.saved is not None:
         load_optimizer(start.saved, policy.model, optimizer)
@@ -112,9 +112,10 @@ def make_learner(config: TrainConfig, ranks: RankGroup, start: StartPoint) -> Le
 
 
 def load_reference(config: TrainConfig, ranks: RankGroup) -> PolicyModel:
-    reference = PolicyModel.load(resolve_model(config.model), device=config.device, precision=config.precision)
+    reference = PolicyModel.load(
+        resolve_model(config.model), ranks=ranks, device=config.device, precision=config.precision
+    )
     reference.model.requires_grad_(False)
-    ranks.shard(reference.model, config.precision)
     return reference
 
 

@@ -9,8 +9,11 @@ from prime_protocol.wire.ids import Step
 from prime_trainer.checkpoints import SavedCheckpoint, TrainState, save_checkpoint
 from prime_trainer.config import BatchConfig, LossConfig, OptimizerConfig, RanksConfig, TrainConfig
 from prime_trainer.model.distributed import RankGroup
+from prime_trainer.model.loading import find_layers, get_local
+from prime_trainer.model.policy import PolicyModel
 from prime_trainer.resume import StartPoint, make_learner
 from prime_trainer.train import Learner
+from support.process_memory import watching_memory
 from support.processes.killable_trainer import be_rank
 from support.training_samples import make_sample
 
@@ -67,3 +70,20 @@ def learn_and_resume(folder: Path, ranks: RankGroup) -> list[dict[str, Any]]:
 def keep(learner: Learner, config: TrainConfig, position: TrainState) -> Path:
     model = learner.policy.model
     return save_checkpoint(config.folder, config.model, model, learner.optimizer, position, learner.ranks, keep=2)
+
+
+def load_in_rank(folder: Path, rank: int, size: int, port: int) -> None:
+    """Load a model and write down the most memory that this took."""
+    be_rank(rank, size, port)
+    ranks = RankGroup.join("cpu", backend=CUDA_ONLY)
+    try:
+        PolicyModel.build(folder.parent / "small", ranks=ranks)  # imports all that this needs
+        with watching_memory() as peak:
+            policy = PolicyModel.load(folder.parent / "model", ranks=ranks)
+        shard = sum(get_local(each)[0].nbytes for each in policy.model.parameters())
+        layer = sum(each.nbytes for each in find_layers(policy.model)[0].parameters())
+        facts = {"grown": peak.grown_bytes, "shard": shard, "layer": layer}
+        (folder / f"memory-{rank}.json").write_text(json.dumps(facts))
+        ranks.broadcast(None)
+    finally:
+        ranks.leave()

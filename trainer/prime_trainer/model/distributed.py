@@ -17,6 +17,7 @@ import torch.distributed as dist
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.tolerance import Precision
 from prime_trainer.config import RanksConfig
+from prime_trainer.model.loading import find_layers
 
 T = TypeVar("T")
 Tensor = Any
@@ -88,11 +89,15 @@ class RankGroup:
 
         is_half = precision is Precision.BFLOAT16
         policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if is_half else MixedPrecisionPolicy()
-        layers = set(getattr(model, "_no_split_modules", None) or ())
-        for module in model.modules():
-            if type(module).__name__ in layers:
-                fully_shard(module, mesh=self._mesh, mp_policy=policy)
-        fully_shard(model, mesh=self._mesh, mp_policy=policy)
+        for module in (*find_layers(model), *find_large_ends(model), model):
+            fully_shard(module, mesh=self._mesh, mp_policy=policy)
+
+
+def find_large_ends(model: Any) -> list[Any]:
+    """Embedding and head, where they are different weights: gathered one at a time, not both for the whole step."""
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    is_split = head is not None and embedding is not None and head.weight is not embedding.weight
+    return [embedding, head] if is_split else []
 
 
 def make_mesh(size: int, replicas: int, device_type: str, timeout: timedelta) -> Any:

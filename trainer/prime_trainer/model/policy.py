@@ -1,7 +1,7 @@
 """The model that is trained: any causal language model that `transformers` reads from a local folder, in float32.
 
 It may compute in bf16, but the weights that the optimizer updates are float32, because an update is smaller than bf16
-resolves. Whether packing is correct for an architecture is not assumed but tried, once, when the model is loaded.
+resolves. Whether packing is correct for an architecture is not assumed but tried, once, when the model is built.
 A model is named by a folder, or by a name on the Hugging Face hub. Only configuration, tokenizer, prompt and
 safetensors files are fetched, and none of them is executed as code.
 """
@@ -21,6 +21,18 @@ from prime_protocol.proofs.tolerance import Precision
 from prime_trainer.data.packing import Pack, PackLayout, Sample, make_pack, stack_rows
 from prime_trainer.loss import LossInputs
 from prime_trainer.model import attention
+from prime_trainer.model.distributed import RankGroup
+from prime_trainer.model.loading import (
+    EAGER_ATTENTION,
+    LoadedTensors,
+    TensorFiles,
+    allocate_weights,
+    build_model,
+    build_without_weights,
+    fill_weights,
+    read_config,
+    shorten_config,
+)
 from prime_trainer.model.logprobs import score_hidden, score_tokens
 
 log = logging.getLogger(__name__)
@@ -37,8 +49,6 @@ HUB_FILES = [
     "*.safetensors.index.json",
 ]
 CPU = torch.device("cpu")
-EAGER_ATTENTION = "eager"
-"""The plain attention of `transformers`: the reference, and the choice for models that cannot be packed."""
 PROBE_LENGTHS = (9, 7, 9)
 PROBE_ERROR_MAX = 1e-4
 """Largest change of a logit by packing, as a share of the largest logit. Rounding causes about a millionth."""
@@ -59,25 +69,41 @@ class PolicyModel:
         self._precision = precision
 
     @classmethod
-    def load(
+    def build(
         cls,
         folder: Path,
         *,
+        ranks: RankGroup | None = None,
         device: str = "cpu",
         precision: Precision = Precision.FLOAT32,
         gradient_checkpointing: bool = False,
     ) -> Self:
-        """LocalError unless the folder holds exactly the weights of a causal language model."""
-        attention.register_attention()
-        model = _load_policy(folder)
-        layout = detect_layout(model)
+        """The model of a folder, sharded over the ranks, with memory for the weights and no values yet."""
+        ranks = ranks or RankGroup()
+        config = read_config(folder)
+        layout, has_plain_head = ranks.broadcast(try_model(config) if ranks.is_first else (PackLayout.SINGLE, False))
         if layout is not PackLayout.PACKED:
             log.warning("the model in %s cannot be packed; its layout is %s", folder, layout)
-        head = detect_head(model)
+        model = build_without_weights(config)
+        attention.register_attention()
+        model.set_attn_implementation(get_attention(layout))
+        head = ScoringHead(model.get_output_embeddings()) if has_plain_head else None
         _disable_dropout(model)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        return cls(model.to(device).train(), layout=layout, head=head, device=device, precision=precision)
+        ranks.shard(model, precision)
+        allocate_weights(model, device)
+        return cls(model.train(), layout=layout, head=head, device=device, precision=precision)
+
+    @classmethod
+    def load(cls, folder: Path, **options: Any) -> Self:
+        """The same with the weights of the folder. LocalError unless it holds exactly those of the model."""
+        policy = cls.build(folder, **options)
+        if not fill_weights(policy.model, TensorFiles(folder)):
+            log.warning("the tensors in %s have other names than the model's: loading all of them at once", folder)
+            is_filled = fill_weights(policy.model, LoadedTensors(_load_whole(folder)))
+            assert is_filled, "a model has the tensors of its own configuration"
+        return policy
 
     def score(self, pack: Pack) -> tuple[Tensor, Tensor]:
         """Log-prob of each trained token, and the entropy of the distribution it was sampled from."""
@@ -211,7 +237,8 @@ def read_model(folder: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
     return model, info
 
 
-def _load_policy(folder: Path) -> Any:
+def _load_whole(folder: Path) -> Any:
+    """As `transformers` loads it, which converts names of older or split tensors and says what does not fit."""
     model, info = read_model(folder, dtype=torch.float32, attn_implementation=EAGER_ATTENTION, use_safetensors=True)
     for problem in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info[problem]:
@@ -229,18 +256,41 @@ def _disable_dropout(model: Any) -> None:
             module.attention_dropout = 0.0
 
 
+def try_model(config: Any) -> tuple[PackLayout, bool]:
+    """The layout, and whether the logits are exactly the head's output: found with a small copy of the model.
+
+    It has one layer of each kind and random weights, so the trial takes neither the model's memory nor its weights.
+    """
+    attention.register_attention()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = build_model(shorten_config(config))
+        for module in model.modules():
+            if isinstance(module, torch.nn.Linear):
+                # Usual initial weights are so small that a layer hardly changes its input; trained ones are not.
+                torch.nn.init.normal_(module.weight, std=module.in_features**-0.5)
+                if module.bias is not None:
+                    torch.nn.init.normal_(module.bias, std=0.1)
+    _disable_dropout(model)
+    return detect_layout(model), detect_head(model)
+
+
+def get_attention(layout: PackLayout) -> str:
+    return attention.ATTENTION_NAME if layout is PackLayout.PACKED else EAGER_ATTENTION
+
+
 def detect_layout(model: Any) -> PackLayout:
     """The first layout whose logits equal those of single samples with the model's own attention.
 
-    Packing needs our attention; the model keeps it where it passes. It fails for recurrent models, which carry state
-    across samples, and for models whose attention has features that ours lacks.
+    Packing needs our attention. It fails for recurrent models, which carry state across samples, and for models whose
+    attention has features that ours lacks.
     """
     model.eval()
     samples = make_probe_samples(model)
     with torch.no_grad():
         single_TV = torch.cat([compute_logits(model, make_pack([sample]), PackLayout.SINGLE) for sample in samples])
         for layout in (PackLayout.PACKED, PackLayout.STACKED):
-            model.set_attn_implementation(attention.ATTENTION_NAME if layout is PackLayout.PACKED else EAGER_ATTENTION)
+            model.set_attn_implementation(get_attention(layout))
             try:
                 if is_near(compute_logits(model, make_pack(samples), layout), single_TV):
                     return layout
@@ -249,11 +299,11 @@ def detect_layout(model: Any) -> PackLayout:
     return PackLayout.SINGLE
 
 
-def detect_head(model: Any) -> ScoringHead | None:
-    """The model's head, if the logits are exactly its output; found by a trial, like the layout."""
+def detect_head(model: Any) -> bool:
+    """Whether the logits are exactly the output of the model's head."""
     head = model.get_output_embeddings()
     if not isinstance(head, torch.nn.Linear):
-        return None
+        return False
     seen: list[Tensor] = []
 
     def enlarge(module: Any, inputs: Any, output: Tensor) -> Tensor:
@@ -265,8 +315,7 @@ def detect_head(model: Any) -> ScoringHead | None:
     with torch.no_grad():
         logits_TV = compute_logits(model, make_pack(make_probe_samples(model)[:1]), PackLayout.SINGLE)
     hook.remove()
-    is_plain = len(seen) == 1 and seen[0].shape[1:] == logits_TV.shape and is_near(seen[0][0], logits_TV)
-    return ScoringHead(head) if is_plain else None
+    return len(seen) == 1 and seen[0].shape[1:] == logits_TV.shape and is_near(seen[0][0], logits_TV)
 
 
 def make_probe_samples(model: Any) -> list[Sample]:
