@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 POLL_MS = 1_000
 SHUTDOWN_MS = 5_000
 """How long a node that was told to stop tries to return its leases."""
-GPU_DEVICE = re.compile(r"cuda(?::(\d+))?")
+GPU_DEVICE = re.compile(r"cuda(?::(\d+(?:,\d+)*))?")
 
 
 class Daemon:
@@ -162,6 +162,6 @@ class DaemonControl:
 
 
 def find_gpus(device: str) -> tuple[int, ...]:
-    """From the engine's name of its device; `cuda` alone is the first GPU."""
+    """From the engine's name of its devices; `cuda` alone is the first GPU."""
     match = GPU_DEVICE.fullmatch(device)
-    return (int(match[1] or 0),) if match else ()
+    return tuple(map(int, (match[1] or "0").split(","))) if match else ()

@@ -11,7 +11,7 @@ from typing import Any
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.agent.events import Generate
 from prime_node.engine.config import EngineConfig
-from prime_node.engine.lifecycle import EngineManager
+from prime_node.engine.pool import EnginePool
 from prime_node.jobs.generate import RolloutGenerator
 from prime_node.jobs.step_context import StepContext
 from prime_node.storage.journal import Journal
@@ -86,7 +86,7 @@ class JobSetup:
         self.spool = UploadSpool(folder / "files")
         self.journal = Journal(folder / "journal.db")
         config = EngineConfig(**{"start_ms": 30_000, "stall_ms": 20_000, **engine})
-        self.engine = EngineManager(config, folder / "engine", self.clock, command=run_fake_engine)
+        self.engine = EnginePool(config, folder / "engine", self.clock, command=run_fake_engine)
         self.context = StepContext(
             run=RUN,
             step=Step(0),

@@ -113,6 +113,8 @@ REPORT: dict[str, Any] = {
         "restarts": 0,
         "last_error": "",
         "retry_ms": 0,
+        "tensor_parallel": 1,
+        "replicas": [{"state": "ready", "gpus": [], "pid": 7}],
     },
     "work": {
         "current": {

@@ -17,6 +17,7 @@ import torch
 from prime_node.engine.interface import Completion, EngineQueue, GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow, measure_row
 from prime_node.engine.vllm.engine import VllmEngine
+from prime_node.engine.vllm.launch import VllmLimits
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import Digest
 from prime_runtime.model_files import ModelFiles
@@ -127,7 +128,8 @@ def main(folder: Path, changed: str) -> None:
     first = folder / "first"
     orders: list[GenerateRequest] = make_orders()
     found: dict[str, Any] = {"eos": sorted(ModelFiles.open(first).eos)}
-    engine = VllmEngine(device="cpu", batch_max=16, step_tokens=STEP_TOKENS, cache_bytes=CACHE_BYTES)
+    limits = VllmLimits(batch_max=16, step_tokens=STEP_TOKENS, cache_bytes=CACHE_BYTES)
+    engine = VllmEngine(device="cpu", limits=limits)
     engine.load(first)
     core = engine._llm.engine_core.engine_core
     runner = engine._llm.model_executor.driver_worker.worker.model_runner

@@ -32,8 +32,9 @@ from prime_lab.cheats.registry import open_cheat
 from prime_node.calibration.fit import CalibrationTarget, collect_noise, fit_tolerance
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.interface import Engine, TokenSequence
-from prime_node.engine.lifecycle import EngineManager, EngineSession
+from prime_node.engine.lifecycle import EngineSession
 from prime_node.engine.measurement import RowMeasurement
+from prime_node.engine.pool import EnginePool
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.jobs.examination import Examination, examine, list_claims, read_again
 from prime_node.jobs.generate import list_samples, make_requests, make_rollouts
@@ -91,7 +92,7 @@ class HarnessConfig:
 class AttackHarness:
     """One run with one checkpoint."""
 
-    def __init__(self, config: HarnessConfig, keeper: EngineManager, checkers: CheckerPool) -> None:
+    def __init__(self, config: HarnessConfig, keeper: EnginePool, checkers: CheckerPool) -> None:
         self.config = config
         self._keeper = keeper
         self._checkers = checkers
@@ -253,7 +254,7 @@ class AttackHarness:
 async def open_harness(config: HarnessConfig) -> AsyncIterator[AttackHarness]:
     """Start the processes of a harness, and stop them at the end."""
     config.folder.mkdir(parents=True, exist_ok=True)
-    keeper = EngineManager(EngineConfig(device="cpu", threads=1), config.folder / "engine", SystemClock())
+    keeper = EnginePool(EngineConfig(device="cpu", threads=1), config.folder / "engine", SystemClock())
     checkers = CheckerPool(count=1, check_ms=CHECK_MS, memory_mb=CHECK_MEMORY_MB)
     try:
         yield AttackHarness(config, keeper, checkers)

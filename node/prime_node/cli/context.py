@@ -10,6 +10,7 @@ from typing import Any
 
 from prime_node.cli.arguments import FOLDER, FOLDER_VARIABLE
 from prime_node.config import NodeConfig, resolve_node_config
+from prime_node.engine.config import inherit_gpu_variables
 from prime_node.storage.node_folder import NodeFolder, read_pins
 from prime_protocol.errors import LocalError
 from prime_runtime.console import CommandOutput
@@ -50,7 +51,9 @@ class NodeCliContext:
         given = read_flags(self.args, NodeConfig) if flags is None else flags
         others = {name: value for name, value in given.items() if name != "folder"}
         variables = {name: value for name, value in self.variables.items() if name != FOLDER_VARIABLE}
-        return resolve_node_config(self.folder, others, variables)
+        found = resolve_node_config(self.folder, others, variables)
+        engine = inherit_gpu_variables(found.config.engine, self.variables)
+        return replace(found, config=replace(found.config, engine=engine))
 
     def load_config(self, *, with_password_flag: bool = True) -> NodeConfig:
         """The settings of the node in the folder, with what it has learned from its coordinator."""

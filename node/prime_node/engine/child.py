@@ -27,6 +27,7 @@ from typing import Any, BinaryIO
 from prime_node.engine import frames
 from prime_node.engine.interface import Engine, EngineQueue
 from prime_node.engine.measurement import measure_row
+from prime_node.engine.placement import GPU_MEMORY_SHARE
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.proofs.read_proofs import BlockProjections, ReadProofRequest
 
@@ -45,6 +46,9 @@ class ChildOptions:
     threads: int
     batch_max: int
     memory_mb_max: int
+    memory_share: float
+    kv_dtype: str
+    tensor_parallel: int
 
 
 class CommandReader:
@@ -283,13 +287,17 @@ def open_engine(options: ChildOptions) -> Engine:
     is_vllm = options.engine == "vllm" or (options.engine == "auto" and is_vllm_usable(options.device))
     if is_vllm:
         from prime_node.engine.vllm.engine import VllmEngine
+        from prime_node.engine.vllm.launch import VllmLimits
 
-        return VllmEngine(
-            device=options.device,
-            precision=options.precision,
-            threads=options.threads,
+        limits = VllmLimits(
             batch_max=options.batch_max or None,
+            memory_share=options.memory_share,
+            kv_dtype=options.kv_dtype,
+            tensor_parallel=options.tensor_parallel,
         )
+        return VllmEngine(device=options.device, precision=options.precision, threads=options.threads, limits=limits)
+    if options.tensor_parallel > 1:
+        raise LocalError("the torch engine does not split a model over GPUs: use --engine vllm, or smaller models")
     from prime_node.engine.torch.engine import TorchEngine
 
     return TorchEngine(
@@ -332,6 +340,9 @@ def parse_options(argv: list[str]) -> ChildOptions:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--batch-max", type=int, default=0)
     parser.add_argument("--memory-mb-max", type=int, default=0)
+    parser.add_argument("--memory-share", type=float, default=GPU_MEMORY_SHARE)
+    parser.add_argument("--kv-dtype", default="auto")
+    parser.add_argument("--tensor-parallel", type=int, default=1)
     return ChildOptions(**vars(parser.parse_args(argv)))
 
 

@@ -1,4 +1,4 @@
-"""Manages the node's one engine: starts it when first needed, lends it to its callers, restarts it.
+"""Manages one engine process: starts it when first needed, lends it to its callers, restarts it.
 
 Callers that need the same checkpoint use the engine together. One that needs another waits until they are done, and
 callers that come after it wait behind it: no row mixes two checkpoints, and no checkpoint waits for ever.
@@ -79,7 +79,7 @@ class EngineSession:
 
 
 class EngineManager:
-    """Owns the node's engine process."""
+    """Owns one engine process. `gpus` are those that it sees; nothing: all."""
 
     def __init__(
         self,
@@ -89,8 +89,10 @@ class EngineManager:
         *,
         changes: FindChangedTensors = lambda old, new: None,
         command: BuildCommand = build_command,
+        gpus: Sequence[str] = (),
     ) -> None:
         self._config = config
+        self._gpus = gpus
         self._folder = folder
         self._clock = clock
         self._find_changed_tensors = changes
@@ -171,7 +173,7 @@ class EngineManager:
         try:
             self._process = await EngineProcess.start(
                 self._command(config, precision),
-                build_environment(config, self._folder),
+                build_environment(config, self._folder, self._gpus),
                 self._folder,
                 start_ms=config.start_ms,
                 stall_ms=config.stall_ms,

@@ -21,6 +21,9 @@ OVERHEAD_BYTES = 2 * 2**30
 share at the start; this is for the choice before that."""
 LOGITS_ROWS = 256
 """Rows of float32 logits that a step of decoding holds at once."""
+GPU_MEMORY_SHARE = 0.85
+"""Of each GPU's memory, what an engine takes unless told otherwise. vLLM's default of 0.9 leaves too little for the
+logits of a forward pass."""
 GPUS_MAX = 64
 """GPUs of one machine."""
 

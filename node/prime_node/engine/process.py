@@ -20,7 +20,7 @@ import prime_node
 import prime_protocol
 import prime_runtime
 from prime_node.engine import frames
-from prime_node.engine.config import EngineConfig
+from prime_node.engine.config import VISIBLE_GPUS, EngineConfig
 from prime_node.engine.interface import (
     Completion,
     EngineCapacity,
@@ -46,6 +46,23 @@ CANCEL_MS = 5_000
 READ_BYTES = 2**20
 """Buffer for the engine's output, so that a long frame arrives in few pieces."""
 
+LIBRARY_OPTIONS = {
+    "HF_HUB_OFFLINE": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # As nvidia-smi numbers GPUs. CUDA's own order puts the fastest first.
+    "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    # The hooks in vllm/worker.py are on vLLM's first model runner; the second keeps requests elsewhere.
+    "VLLM_USE_V2_MODEL_RUNNER": "0",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # Otherwise vLLM would send usage statistics to its developers.
+    "VLLM_NO_USAGE_STATS": "1",
+    # Its default binds the ranks of a split model to different cores, of which there may be too few.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # Of the sockets between those ranks, relative to the engine's folder: Unix allows 107 characters.
+    "VLLM_RPC_BASE_PATH": ".",
+}
+"""What the libraries in the engine's process, and in those of its ranks, read from their environment."""
+
 OnProgress = Callable[[int], None]
 """Called with the rows done so far, whenever the engine says that it is at work."""
 OnQueue = Callable[[EngineQueue], None]
@@ -62,11 +79,16 @@ def build_command(config: EngineConfig, precision: Precision) -> list[str]:
         *("--engine", config.engine, "--device", config.device, "--precision", precision),
         *("--threads", str(config.threads), "--batch-max", str(config.batch_max)),
         *("--memory-mb-max", str(config.memory_mb_max)),
+        *("--memory-share", str(config.memory_share), "--kv-dtype", config.kv_dtype),
+        *("--tensor-parallel", str(config.tensor_parallel or 1)),
     ]
 
 
-def build_environment(config: EngineConfig, folder: Path) -> dict[str, str]:
-    """Nothing is inherited from the node's environment, which may hold its password. Caches go into `folder`."""
+def build_environment(config: EngineConfig, folder: Path, gpus: Sequence[str] = ()) -> dict[str, str]:
+    """Nothing is inherited from the node's environment, which may hold its password. Caches go into `folder`.
+
+    `gpus` are the only ones that the engine sees; nothing: all that the settings leave to it.
+    """
     return {
         "PATH": os.defpath,
         "HOME": str(folder),
@@ -75,9 +97,9 @@ def build_environment(config: EngineConfig, folder: Path) -> dict[str, str]:
         "PYTHONPATH": link_packages(folder),
         "PYTHONUNBUFFERED": "1",
         "OMP_NUM_THREADS": str(config.threads),
-        "HF_HUB_OFFLINE": "1",
-        "TOKENIZERS_PARALLELISM": "false",
+        **LIBRARY_OPTIONS,
         **dict(variable.split("=", 1) for variable in config.variables),
+        **(dict.fromkeys(VISIBLE_GPUS, ",".join(gpus)) if gpus else {}),
     }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from prime_node.agent.events import AuditDone, AuditFailed, AuditFinding
-from prime_node.engine.lifecycle import EngineManager
+from prime_node.engine.pool import EnginePool
 from prime_node.jobs.examination import (
     Examination,
     ReadingPlan,
@@ -76,7 +76,7 @@ class Auditor:
         *,
         node: NodeId,
         contexts: StepContexts,
-        engine: EngineManager,
+        engine: EnginePool,
         spool: UploadSpool,
         sandbox: Sandbox,
         fetch_receipt: FetchReceipt,
@@ -159,7 +159,7 @@ class Auditor:
         if not examined.is_valid:
             await self._engine.invalidate_weights()
             await self._contexts.check_weights(context.root)
-        async with self._engine.acquire(context.root, context.folder, context.precision, context.run) as session:
+        async with context.lend(self._engine) as session:
             return await read_again(examined, context, session, task.seed)
 
     async def _save_evidence(self, task: AuditTask, data: bytes, examined: Examination, judged: Judgement) -> Digest:

@@ -20,8 +20,9 @@ from prime_node.engine import frames
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.frames import MeasurementFrame, ModelLoaded
 from prime_node.engine.interface import EngineFacts, TokenSequence
-from prime_node.engine.lifecycle import EngineManager, EngineSession
+from prime_node.engine.lifecycle import EngineSession
 from prime_node.engine.measurement import ClaimedRow, RowMeasurement
+from prime_node.engine.pool import EnginePool
 from prime_node.jobs.file_checks import (
     WEIGHTS_PER_DECADE,
     Flaw,
@@ -241,7 +242,7 @@ async def examine(
     context: StepContext,
     header: RolloutHeader,
     limits: RolloutLimits,
-    engine: EngineManager,
+    engine: EnginePool,
     seed: Digest,
     plan: ReadingPlan = NO_READERS,
 ) -> Examination:
@@ -249,7 +250,7 @@ async def examine(
     checked = await asyncio.to_thread(check_format, data, context, header, limits)
     if not checked.is_valid:
         return checked
-    async with engine.acquire(context.root, context.folder, context.precision, context.run) as session:
+    async with context.lend(engine) as session:
         return await check_with_model(checked, context, session, seed, plan)
 
 
@@ -436,7 +437,7 @@ async def replay_audit(
         family=await asyncio.to_thread(open_family, TaskSetSpec.parse(facts.terms.task_set), dataset),
         model=await asyncio.to_thread(ModelFiles.open, weights),
     )
-    engine = EngineManager(engine_config, folder, clock)
+    engine = EnginePool(engine_config, folder, clock)
     try:
         header, limits = context.make_header(task.lease, task.node), context.get_limits(task.first_slot, task.slots)
         plan = ReadingPlan(task.submission, task.readers, is_inspection=True)

@@ -12,7 +12,8 @@ from hashlib import sha256
 
 from prime_node.agent.events import FinishedFile, Generate, Generated, GenerationFailed, GenerationProgressed
 from prime_node.engine.interface import Completion, GenerateRequest
-from prime_node.engine.lifecycle import EngineManager, EngineSession
+from prime_node.engine.lifecycle import EngineSession
+from prime_node.engine.pool import EnginePool
 from prime_node.engine.process import EngineDied
 from prime_node.jobs.examination import check_format, check_with_model
 from prime_node.jobs.step_context import StepContext, StepContexts
@@ -60,7 +61,7 @@ class RolloutGenerator:
         run: RunId,
         *,
         contexts: StepContexts,
-        engine: EngineManager,
+        engine: EnginePool,
         spool: UploadSpool,
         journal: Journal,
         clock: Clock,
@@ -134,9 +135,7 @@ class RolloutGenerator:
         done: dict[int, Completion] = {}
         for left in reversed(range(ENGINE_TRIES)):
             try:
-                async with self._engine.acquire(
-                    context.root, context.folder, context.precision, context.run
-                ) as session:
+                async with context.lend(self._engine) as session:
                     return await self._generate_and_check(lease, context, session, done, on_progress)
             except EngineDied as error:
                 if not left:

@@ -11,7 +11,8 @@ from typing import Any
 from prime_node.agent.events import Event, ReplyReceived, SavedState, Send, SendRefused
 from prime_node.agent.outbox import is_final
 from prime_node.config import NodeConfig
-from prime_node.engine.lifecycle import EngineManager, FindChangedTensors
+from prime_node.engine.lifecycle import FindChangedTensors
+from prime_node.engine.pool import EnginePool
 from prime_node.jobs.audit import Auditor
 from prime_node.jobs.generate import RolloutGenerator
 from prime_node.jobs.step_context import StepContexts
@@ -36,7 +37,7 @@ class JobTools:
     """What the jobs of all runs share."""
 
     journal: Journal
-    engine: EngineManager
+    engine: EnginePool
     sandbox: Sandbox
     spool: UploadSpool
 
@@ -45,7 +46,7 @@ class JobTools:
         cls, config: NodeConfig, clock: Clock, *, changes: FindChangedTensors = lambda old, new: None
     ) -> "JobTools":
         folder = NodeFolder(config.folder)
-        engine = EngineManager(config.engine, folder.engine, clock, changes=changes)
+        engine = EnginePool(config.engine, folder.engine, clock, changes=changes)
         return cls(Journal(folder.journal), engine, Sandbox(), UploadSpool(folder.spool))
 
     def remove_orphan_files(self, states: Iterable[SavedState]) -> None:

@@ -7,7 +7,7 @@ last few. Generating and auditing are in generate.py and audit.py.
 import asyncio
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Hashable, Iterable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from prime_node.engine.interface import Sampling
+from prime_node.engine.lifecycle import EngineSession
+from prime_node.engine.pool import EnginePool
 from prime_node.jobs.file_checks import FileRules
 from prime_node.weights.checkpoints import CheckpointFetcher
 from prime_protocol.errors import LocalError, RemoteError
@@ -66,6 +68,11 @@ class StepContext:
     @property
     def precision(self) -> Precision:
         return self.terms.tolerance.precision
+
+    def lend(self, engine: EnginePool) -> AbstractAsyncContextManager[EngineSession]:
+        """Use of an engine with this checkpoint."""
+        longest = self.terms.row_tokens_max
+        return engine.acquire(self.root, self.folder, self.precision, self.run, sequence_tokens=longest)
 
     def make_header(self, lease: int, node: NodeId) -> RolloutHeader:
         return RolloutHeader(run=self.run, step=self.step, checkpoint_root=self.root, lease=lease, node=node)

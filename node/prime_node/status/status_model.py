@@ -219,6 +219,10 @@ def _engine(report: dict[str, Any]) -> Iterator[Fact]:
     what = (
         f"{engine['engine']} on {engine['device']} in {engine['precision']}" if engine["precision"] else "no model yet"
     )
+    copies = engine["replicas"]
+    if len(copies) > 1:
+        ready = sum(copy["state"] in ("ready", "loading") for copy in copies)
+        what += f", {ready} of {len(copies)} replicas"
     restarts = f", restarted {engine['restarts']} times" if engine["restarts"] else ""
     tone = Tone.BAD if engine["state"] == "broken" else Tone.GOOD if engine["state"] == "ready" else Tone.BUSY
     yield Fact("engine", printable(f"{engine['state']}: {what}{restarts}"), tone)

@@ -1,7 +1,8 @@
-"""The vLLM engine: in this process, with our sampling, our record of hidden states, and weights swapped in place.
+"""The vLLM engine: our sampling, our record of hidden states, and weights swapped in place.
 
-vLLM schedules, keeps the cache and runs the model; worker.py draws the tokens and records the hidden states. It runs in
-one process on one device, without asynchronous scheduling or speculative decoding: then each step produces at most one
+vLLM schedules, keeps the cache and runs the model; worker.py draws the tokens and records the hidden states. On one
+device all of this is in this process; a model that is split over several has a process for each, and the first of them
+keeps the records. There is no asynchronous scheduling or speculative decoding: then each step produces at most one
 token per request, and the worker sees it. Chunked prefill, preemption and prefix caching are allowed. Requests are
 submitted as earlier ones finish, so that a machine which runs out of memory can continue with a smaller batch. A
 sequence to be read shares its steps with the completions in progress.
@@ -9,21 +10,18 @@ sequence to be read shares its steps with the completions in progress.
 
 import gc
 import logging
-import os
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from vllm import EngineArgs, SamplingParams, envs
-from vllm.platforms import current_platform
+from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.executor.uniproc_executor import UniProcExecutor
+from vllm.v1.executor.multiproc_executor import MultiprocExecutor
 
 from prime_node.engine.batches import generate_batch
 from prime_node.engine.interface import (
@@ -40,8 +38,7 @@ from prime_node.engine.interface import (
 from prime_node.engine.torch.device import choose_precision, is_out_of_memory
 from prime_node.engine.torch.forward import verify_sequences
 from prime_node.engine.torch.model import FolderTensors
-from prime_node.engine.vllm import worker as vllm_sampling
-from prime_node.engine.vllm import worker as vllm_worker
+from prime_node.engine.vllm.launch import BATCH_MAX, NO_LIMITS, VllmLimits, choose_vllm_device, leave, start_vllm
 from prime_node.engine.vllm.records import ForwardRecord, GenerationRecord, expand_to_layers
 from prime_protocol.errors import LocalError
 from prime_protocol.rollouts.rollout import FinishReason
@@ -50,124 +47,21 @@ from prime_runtime.model_files import ModelFiles
 
 log = logging.getLogger(__name__)
 
-
-BATCH_MAX = 256
-"""Default of requests at once."""
-CPU_STEP_TOKENS = 4096
-"""Tokens per step on a CPU. More is not faster there, and takes memory."""
-CPU_CACHE_BYTES_MAX = 4 * 2**30
-CPU_CACHE_SHARE = 4
-"""The KV cache takes at most a quarter of the free memory: the machine has other work."""
-GPU_MEMORY_SHARE = 0.85
-"""Share of a GPU's memory. vLLM's default of 0.9 leaves too little for the logits of a forward pass."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VllmLimits:
-    """What vLLM may use. None: vLLM's default, or on a CPU ours."""
-
-    batch_max: int | None = None
-    step_tokens: int | None = None
-    """Tokens per step. A longer prompt is prefilled in parts."""
-    cache_bytes: int | None = None
-    """Size of the KV cache. When it is full, vLLM preempts requests."""
-
-
-def start_vllm(checkpoint: Path, *, device: torch.device, dtype: torch.dtype, limits: VllmLimits) -> LLMEngine:
-    """Start vLLM with the model of a checkpoint folder. LocalError if it does not start."""
-    set_vllm_options()
-    is_cpu = current_platform.is_cpu()
-    batch_max = limits.batch_max or BATCH_MAX
-    step_tokens = limits.step_tokens or (max(CPU_STEP_TOKENS, batch_max) if is_cpu else None)
-    try:
-        args = EngineArgs(
-            model=str(checkpoint),
-            dtype=dtype,
-            load_format="safetensors",
-            skip_tokenizer_init=True,
-            generation_config="vllm",
-            max_model_len=-1,
-            max_num_seqs=batch_max,
-            max_num_batched_tokens=step_tokens,
-            kv_cache_memory_bytes=limits.cache_bytes,
-            enforce_eager=is_cpu,
-            async_scheduling=False,
-            enable_prefix_caching=True,
-            disable_log_stats=True,
-            gpu_memory_utilization=GPU_MEMORY_SHARE,
-            worker_extension_cls=vllm_worker.WORKER_CLASS,
-            logits_processors=[vllm_sampling.PROCESSOR_CLASS],
-            distributed_executor_backend=UniProcExecutor,
-        )
-        config = args.create_engine_config()
-        if is_cpu and limits.cache_bytes is None:
-            config.cache_config.kv_cache_memory_bytes = get_cpu_cache_bytes(config.model_config, batch_max)
-        if device.index is not None:
-            config.device_config.device = device
-        engine = LLMEngine(config, UniProcExecutor, log_stats=False, multiprocess_mode=False)
-    except (ValueError, RuntimeError, OSError) as error:
-        raise LocalError(f"vLLM does not start with the model in {checkpoint}: {error}") from error
-    quiet_vllm_logs()
-    return engine
-
-
-def set_vllm_options() -> None:
-    """vLLM reads these options from the environment; setting them here is independent of how this process started."""
-    envs.VLLM_USE_V2_MODEL_RUNNER = False
-    envs.VLLM_ENABLE_V1_MULTIPROCESSING = False
-    # Otherwise vLLM would send usage statistics to its developers.
-    envs.VLLM_NO_USAGE_STATS = True
-    quiet_vllm_logs()
-
-
-def quiet_vllm_logs() -> None:
-    """Warnings only. vLLM sets its own levels while it starts, so this is called before and after."""
-    logging.getLogger("vllm").setLevel(logging.WARNING)
-    # It warns for each layer that is left unchanged, which is intended.
-    logging.getLogger("vllm.model_executor.model_loader.reload.layerwise").setLevel(logging.ERROR)
-
-
-def choose_vllm_device(name: str) -> torch.device:
-    """A build of vLLM supports one kind of device. A GPU's number is relative to those that the process sees."""
-    kind, built_for = name.partition(":")[0], current_platform.device_type
-    if kind not in ("auto", built_for) or not built_for:
-        raise LocalError(
-            f"this vLLM runs on {built_for or 'no device here'}, not on {kind}: "
-            "install the build for it, or use the torch engine"
-        )
-    return torch.device(built_for if kind == "auto" else name)
-
-
-def get_cpu_cache_bytes(model: Any, batch_max: int) -> int:
-    """Enough for a full batch at full length, within our limits: vLLM writes zeros to all of it when it starts."""
-    heads, head_bytes = model.get_total_num_kv_heads(), model.get_head_size() * model.dtype.itemsize
-    token_bytes = 2 * model.hf_text_config.num_hidden_layers * heads * head_bytes
-    free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
-    return int(min(token_bytes * model.max_model_len * (batch_max + 1), free // CPU_CACHE_SHARE, CPU_CACHE_BYTES_MAX))
-
-
 Readings = dict[str, tuple[TokenSequence, str]]
 """Sequences in vLLM by the name that they were submitted under, with vLLM's internal request id."""
 
 
 class VllmEngine:
-    """One model in vLLM on one device."""
+    """One model in vLLM."""
 
     def __init__(
-        self,
-        *,
-        device: str = "auto",
-        precision: str = "float32",
-        threads: int = 1,
-        batch_max: int | None = None,
-        step_tokens: int | None = None,
-        cache_bytes: int | None = None,
+        self, *, device: str = "auto", precision: str = "float32", threads: int = 1, limits: VllmLimits = NO_LIMITS
     ) -> None:
         torch.set_num_threads(threads)
         self._device = choose_vllm_device(device)
         self._dtype = choose_precision(precision, self._device)
-        self._limits = VllmLimits(batch_max=batch_max, step_tokens=step_tokens, cache_bytes=cache_bytes)
-        self._batch_limit = batch_max or BATCH_MAX
+        self._limits = limits
+        self._batch_limit = limits.batch_max or BATCH_MAX
         """Requests at once. It shrinks when memory runs out, and does not grow again."""
         self._llm: LLMEngine | None = None
         self._files: Digest | None = None
@@ -276,7 +170,7 @@ class VllmEngine:
         # Generate one token, because vLLM finds out only at the first step what its kernels cannot run.
         request = GenerateRequest(number=0, prompt=np.zeros(1, np.int32), seed=0)
         try:
-            self._call_worker("prime_install", self.facts.hidden)
+            self._call_workers("prime_install", self.facts.hidden)
             self._files = ModelFiles.open(checkpoint).digest
             list(self.generate([request], Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)))
         except (RuntimeError, ValueError) as error:
@@ -286,7 +180,9 @@ class VllmEngine:
     def _swap(self, tensors: FolderTensors, changed: frozenset[str] | None) -> None:
         # vLLM does not report missing tensors.
         tensors.check(self._shapes)
-        self._call_worker("prime_load", tensors, None if changed is None else expand_to_layers(changed, self._shapes))
+        # By path: the ranks of a split model are processes of their own, and each maps the files itself.
+        names = None if changed is None else expand_to_layers(changed, self._shapes)
+        self._call_workers("prime_load", str(tensors.folder), names)
         if not self._get_llm().reset_prefix_cache():
             raise LocalError("vLLM did not reset the prefix cache of the old weights: restart the engine")
 
@@ -327,7 +223,9 @@ class VllmEngine:
         try:
             outputs = llm.step()
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+            self._leave_if_rank_died()
+            # The ranks of a split model do not run out of memory at the same point, so they cannot go on.
+            if self._limits.tensor_parallel > 1 or not is_out_of_memory(error):
                 raise
             self._shrink(len(self._writing) + len(reading))
             llm.abort_request([*self._writing, *reading])
@@ -354,9 +252,25 @@ class VllmEngine:
         log.warning("out of memory with %d requests at once; going on with %d", running, self._batch_limit)
         free_memory()
 
+    def _call_workers(self, method: str, *args: Any) -> None:
+        """Call a method of worker.PrimeWorker on every rank, and wait for all: an error of any rank is raised."""
+        self._get_llm().collective_rpc(method, args=args)
+
     def _call_worker(self, method: str, *args: Any) -> Any:
-        """Call a method of worker.PrimeWorker."""
-        return self._get_llm().collective_rpc(method, args=args)[0]
+        """The same, with the reply of the first rank alone: it keeps the records, and replies may be large."""
+        if self._limits.tensor_parallel == 1:
+            return self._get_llm().collective_rpc(method, args=args)[0]
+        try:
+            return self._get_llm().model_executor.collective_rpc(method, args=args, unique_reply_rank=0)
+        except RuntimeError:
+            self._leave_if_rank_died()
+            raise
+
+    def _leave_if_rank_died(self) -> None:
+        """Else the death would look like an error of the job, which would not be tried again."""
+        executor = self._get_llm().model_executor
+        if isinstance(executor, MultiprocExecutor) and executor.is_failed:
+            leave()
 
     def _get_llm(self) -> LLMEngine:
         assert self._llm is not None, "load comes first"

@@ -9,6 +9,7 @@ model runner; see `check_runner`.
 """
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -76,12 +77,15 @@ class PrimeWorker:
     """Methods added to vLLM's worker, called by name. The prefix prime_ avoids clashes with vLLM's own methods."""
 
     model_runner: Any
+    rank: int
 
     def prime_install(self, hidden: int) -> None:
         """Wrap the model runner. Called once, before the first request."""
         runner = self.model_runner
         check_runner(runner)
         self.prime_hidden = hidden
+        self.prime_is_recorder = self.rank == 0
+        """All ranks of a split model draw the same tokens from the same logits; the first one records."""
         self.prime_sampling = Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)
         self.prime_reading_sampling = self.prime_sampling
         self.prime_seeds: dict[str, int] = {}
@@ -100,9 +104,10 @@ class PrimeWorker:
         runner.execute_model = execute_and_see
         find_sampling(runner).draw = self.prime_draw
 
-    def prime_load(self, tensors: FolderTensors, names: frozenset[str] | None) -> None:
+    def prime_load(self, folder: str, names: frozenset[str] | None) -> None:
         """Load weights in place. `names` must name whole layers, as vLLM fuses some of their tensors."""
         worker: Any = self
+        tensors = FolderTensors.open(Path(folder))
         wanted = [name for name in tensors.tensors if names is None or name in names]
         worker.reload_weights(weights_iterator=((name, tensors.get(name)) for name in wanted))
         # A tied output layer is not in the checkpoint, so vLLM does not process it again. On a CPU it would keep using
@@ -148,6 +153,8 @@ class PrimeWorker:
         seeds = np.array([self.prime_seeds.get(name, 0) for name in names], np.uint64)
         draws = Draws(self.prime_sampling.temperature, seeds, np.array(positions, np.int64))
         tokens, logprobs = choose_tokens(logits, draws)
+        if not self.prime_is_recorder:
+            return torch.tensor(tokens, device=logits.device)
         hidden_bits = tensor_to_bits(states.to(torch.bfloat16))
         # A request with an unfinished prefill gets a token too, which vLLM discards.
         unread = runner.discard_request_mask.np[: len(names)].tolist()
@@ -169,8 +176,10 @@ class PrimeWorker:
         """Register a request that feeds a sequence."""
         self.prime_readings[name] = ForwardRecord(sequence)
 
-    def prime_take_reading(self, name: str) -> ForwardResult:
-        return self.prime_readings.pop(name).finish()
+    def prime_take_reading(self, name: str) -> ForwardResult | None:
+        """None on the ranks that keep no records; only the first one's reply is sent."""
+        found = self.prime_readings.pop(name)
+        return found.finish() if self.prime_is_recorder else None
 
     def prime_see(self, states: Tensor) -> None:
         """Record the hidden states and scores of this step's output tokens."""
@@ -188,6 +197,8 @@ class PrimeWorker:
         places = np.concatenate([np.arange(start, start + len(wanted)) for _, wanted, start in parts])
         rows = states[torch.from_numpy(places).to(states.device)]
         numbers = self.prime_judge(rows, [(result.sequence, wanted) for result, wanted, _ in parts])
+        if not self.prime_is_recorder:
+            return
         hidden_bits = tensor_to_bits(rows.to(torch.bfloat16))
         cuts = np.cumsum([len(wanted) for _, wanted, _ in parts])[:-1]
         for (result, _, _), bits, part in zip(

@@ -68,7 +68,7 @@ async def test_what_was_made_before_a_restart_is_not_made_again(setup: JobSetup)
     await setup.engine.close()
     setup.behave("die")
     assert await setup.generator.generate(wanted(), ignore) == first
-    assert setup.engine.state is EngineState.OFF, "no engine was needed"
+    assert setup.engine.get_status()["state"] == EngineState.OFF, "no engine was needed"
 
 
 @pytest.mark.parametrize("loss", ["file", "checkpoint"])
@@ -100,7 +100,7 @@ async def test_a_file_that_fails_its_own_check_is_not_sent_and_the_journal_says_
 async def test_an_engine_that_dies_once_costs_time_and_not_the_lease(setup: JobSetup) -> None:
     setup.behave("die once")
     assert isinstance(await setup.generator.generate(wanted(), ignore), Generated)
-    assert setup.engine.restarts == 1
+    assert setup.engine.get_status()["restarts"] == 1
 
 
 async def test_rows_that_were_done_when_the_engine_died_are_not_made_again(setup: JobSetup) -> None:
@@ -110,7 +110,7 @@ async def test_rows_that_were_done_when_the_engine_died_are_not_made_again(setup
 
     def kill_once(progress: GenerationProgressed) -> None:
         seen[progress.lease].append(progress.rows_done)
-        if progress.rows_done == 1 and setup.engine.restarts == 0 and progress.lease == 0:
+        if progress.rows_done == 1 and setup.engine.get_status()["restarts"] == 0 and progress.lease == 0:
             setup.behave("")
             os.kill(setup.engine.get_status()["pid"], signal.SIGKILL)
 
@@ -118,7 +118,7 @@ async def test_rows_that_were_done_when_the_engine_died_are_not_made_again(setup
         setup.generator.generate(wanted(0, slots=2), kill_once), setup.generator.generate(wanted(1, slots=2), kill_once)
     )
     assert all(isinstance(event, Generated) for event in events)
-    assert setup.engine.restarts == 1
+    assert setup.engine.get_status()["restarts"] == 1
     assert seen[0] == sorted(seen[0]), "the count of finished rows never falls"
 
 

@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
+from prime_node.engine.config import EngineConfig
+from prime_node.engine.process import build_environment
 from support.spliced_weights import splice_checkpoint
 
 TESTS = Path(__file__).parents[4]
@@ -34,14 +36,9 @@ def test_vllm_keeps_its_record_its_tokens_and_its_weights_whatever_happens(tmp_p
 
 
 def run_trials(folder: Path) -> dict[str, Any]:
-    environment = {
-        "PATH": "/usr/bin:/bin",
-        "HOME": str(folder),
-        "PYTHONPATH": str(TESTS),
-        "OMP_NUM_THREADS": "1",
-        # What vLLM finds out about a class of models takes it seconds, once.
-        "VLLM_CACHE_ROOT": str(PYTHON.parents[1] / "cache"),
-    }
+    # What vLLM finds out about a class of models takes it seconds, once.
+    config = EngineConfig(variables=(f"VLLM_CACHE_ROOT={PYTHON.parents[1] / 'cache'}",))
+    environment = {**build_environment(config, folder / "engine"), "PYTHONPATH": str(TESTS)}
     first, second = (
         make_tiny_checkpoint(folder / name, seed=seed, **SHAPE) for seed, name in enumerate(("first", "second"))
     )
@@ -49,7 +46,7 @@ def run_trials(folder: Path) -> dict[str, Any]:
     make_tiny_checkpoint(folder / "deeper", layers=3, **SHAPE)
     make_tiny_checkpoint(folder / "small_heads", heads=4)
     command = [str(PYTHON), str(TESTS / "support/vllm_trials.py"), str(folder), CHANGED]
-    run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280)
+    run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=280)
     sys.stderr.write(run.stderr[-4000:])
     assert run.returncode == 0
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
