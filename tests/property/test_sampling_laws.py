@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from prime_protocol.proofs import sampling
-from prime_protocol.proofs.sampling import uniform_bits_torch
+from prime_protocol.proofs.sampling_torch import uniform_bits_torch
 from support.sampling import to_signed_seed, uniform_bits
 
 SEEDS = st.integers(0, 2**64 - 1)

@@ -4,10 +4,8 @@ The next token is argmax(logits / T + noise). The hash uses 32-bit integers only
 The two logarithms are float64 and may differ in the last place, which is far below the tolerance of any margin. Where
 seeds come from is in ledger/randomness.py.
 
-The functions for numpy and for torch compute the same values. torch has no unsigned 32-bit arithmetic, so there a word
-is an int64 that holds 0 to 2^32-1. A multiplier above 2^31 is used minus 2^32: no product then exceeds int64, and its
-low 32 bits stay the same. Seeds are int64 with the bits of the unsigned seed. torch is imported inside the functions,
-because only callers with tensors have it installed.
+This is the reference, in numpy. sampling_torch.py computes the same for tensors. The kernels of the engines (Triton on
+a GPU, C on a CPU) find the same winners, and are tested against this.
 """
 
 from typing import TYPE_CHECKING, Any, TypeAlias, overload
@@ -20,7 +18,6 @@ from prime_protocol.errors import LocalError, RemoteError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
 
 Floats: TypeAlias = NDArray[np.float64]
 Words: TypeAlias = NDArray[np.uint32]
@@ -35,8 +32,14 @@ KEY_SECOND = 0x85EBCA6B
 CHUNK_ELEMENTS = 2**18
 """Logits handled at once: every temporary array stays in the second-level cache, and memory stays bounded."""
 
+LOGITS_NOT_FINITE = "the model gave logits that are not finite: check its weights and precision"
+
 PRUNE_SLACK = 1e-6
 """Wider than any rounding of the two logarithms, so that pruning never drops a winner."""
+ROUNDING = 2.0**-50
+"""The same for the sum of a score and its noise in float64, relative to the score."""
+EXPONENT_MAX = 700.0
+"""exp of more overflows float64."""
 
 
 def compute_row_keys(seeds: NDArray[np.uint64], positions: NDArray[np.uint32]) -> tuple[Words, Words]:
@@ -80,6 +83,9 @@ def sample_tokens(logits: "Tensor", temperature: float, seeds: "Tensor", positio
 def sample_tokens(logits: Any, temperature: float, seeds: Any, positions: Any) -> Any:
     """The next token of each row of logits (B, V). Temperature 0 is greedy; among equals the lowest id wins."""
     if not isinstance(logits, np.ndarray):
+        # Imported here, because only callers with tensors have torch.
+        from prime_protocol.proofs.sampling_torch import sample_tokens_torch
+
         return sample_tokens_torch(logits, temperature, seeds, positions)
     check_shapes(logits.shape, temperature, seeds.shape, positions.shape)
     tokens = np.empty(len(logits), np.int64)
@@ -103,6 +109,8 @@ def compute_margins(
 def compute_margins(logits: Any, tokens: Any, seeds: Any, positions: Any, temperature: float) -> Any:
     """Margins of many rows (N, V) at once, each with its own seed and position: completions laid end to end."""
     if not isinstance(logits, np.ndarray):
+        from prime_protocol.proofs.sampling_torch import compute_margins_torch
+
         return compute_margins_torch(logits, tokens, seeds, positions, temperature)
     check_shapes(logits.shape, temperature, tokens.shape, seeds.shape, positions.shape)
     check_tokens(tokens.min(initial=0), tokens.max(initial=0), logits.shape[1])
@@ -122,17 +130,25 @@ def find_winners(
     tops = scores_at(logits, temperature, likeliest)
     # The logits are our own model's: a hole in them is our fault. argmax finds a NaN, the lowest value an infinity.
     if not (np.isfinite(tops).all() and np.isfinite(logits.min())):
-        raise LocalError("the model gave logits that are not finite: check its weights and precision")
+        raise LocalError(LOGITS_NOT_FINITE)
     if temperature == 0:
         return tops, likeliest
     first, second = compute_row_keys(seeds.astype(np.uint64), positions.astype(np.uint32))
     bits = compute_token_bits(first[:, None], second[:, None], np.arange(logits.shape[1], dtype=np.uint32))
     near = find_candidates(logits, temperature, bits, likeliest, tops)
     rows, columns = np.divmod(near, logits.shape[1])
-    totals = logits.ravel()[near].astype(np.float64) / temperature + compute_gumbel(bits.ravel()[near])
-    best = np.maximum.reduceat(totals, np.searchsorted(rows, np.arange(len(logits))))
+    return choose_among(logits[rows, columns], temperature, bits[rows, columns], rows, columns)
+
+
+def choose_among(
+    logits: NDArray[Any], temperature: float, bits: Words, rows: NDArray[np.int64], columns: NDArray[np.int64]
+) -> tuple[Floats, NDArray[np.int64]]:
+    """The winners among some tokens of each row, given by row and then by token id: one or more of every row."""
+    totals = logits.astype(np.float64) / temperature + compute_gumbel(bits)
+    all_rows = np.arange(rows[-1] + 1)
+    best = np.maximum.reduceat(totals, np.searchsorted(rows, all_rows))
     hits = np.flatnonzero(totals == best[rows])
-    return best, columns[hits[np.searchsorted(rows[hits], np.arange(len(logits)))]]
+    return best, columns[hits[np.searchsorted(rows[hits], all_rows)]]
 
 
 def find_candidates(
@@ -146,8 +162,10 @@ def find_candidates(
     loudest = bits.argmax(axis=1)
     most = compute_gumbel(np.take_along_axis(bits, loudest[:, None], axis=1)[:, 0])
     likely = tops + compute_gumbel(np.take_along_axis(bits, likeliest[:, None], axis=1)[:, 0])
-    least = np.maximum(likely, scores_at(logits, temperature, loudest) + most) - PRUNE_SLACK
-    least_bits = np.exp(-np.exp(tops - least)) * 2.0**32 - 1.0
+    least = np.maximum(likely, scores_at(logits, temperature, loudest) + most)
+    # Where scores are so large that their last place is worth as much as the noise, many are equal: keep them all.
+    least -= PRUNE_SLACK + ROUNDING * np.abs(least)
+    least_bits = np.exp(-np.exp(np.minimum(tops - least, EXPONENT_MAX))) * 2.0**32 - 1.0
     # In the type of the logits, and then one further down, as rounding may have gone up.
     bounded = np.maximum((least - most) * temperature, np.finfo(logits.dtype).min).astype(logits.dtype)
     least_logits = np.nextafter(bounded, np.array(-np.inf, logits.dtype))
@@ -192,91 +210,3 @@ def check_tokens(lowest: int, highest: int, vocab_size: int) -> None:
     """The tokens are the worker's: one outside the vocabulary is its fault."""
     if lowest < 0 or highest >= vocab_size:
         raise RemoteError("output_tokens", f"tokens {lowest} to {highest} in a vocabulary of {vocab_size}")
-
-
-MASK = 2**32 - 1
-
-
-def to_signed_multiplier(multiplier: int) -> int:
-    """The multiplier modulo 2^32 whose product with any word fits int64."""
-    return multiplier - 2**32 if multiplier >= 2**31 else multiplier
-
-
-def mix_words_torch(words: "Tensor") -> "Tensor":
-    """sampling.mix, on int64 tensors of words. Overwrites its argument."""
-    words ^= words >> 16
-    words *= to_signed_multiplier(MIX_FIRST)
-    words &= MASK
-    words ^= words >> 15
-    words *= to_signed_multiplier(MIX_SECOND)
-    words &= MASK
-    words ^= words >> 15
-    return words
-
-
-def compute_row_keys_torch(seeds: "Tensor", positions: "Tensor") -> tuple["Tensor", "Tensor"]:
-    """sampling.row_keys, on tensors."""
-    low, high = seeds & MASK, (seeds >> 32) & MASK
-    first = mix_words_torch(mix_words_torch(mix_words_torch(low ^ KEY_FIRST) ^ high) ^ positions)
-    second = mix_words_torch(mix_words_torch(mix_words_torch(high ^ KEY_SECOND) ^ low) ^ positions)
-    return first, second
-
-
-def uniform_bits_torch(seeds: "Tensor", positions: "Tensor", token_ids: "Tensor") -> "Tensor":
-    """The bits of tokens as int64 words; seeds and positions are broadcast against the token ids."""
-    first, second = compute_row_keys_torch(seeds, positions)
-    words = mix_words_torch(token_ids ^ first)
-    words += second
-    words &= MASK
-    return mix_words_torch(words)
-
-
-def gumbel_noise_torch(seeds: "Tensor", positions: "Tensor", vocab_size: int) -> "Tensor":
-    """The noise of every token (B, V) in float64, on the device of the seeds."""
-    import torch
-
-    token_ids = torch.arange(vocab_size, device=seeds.device)
-    return compute_gumbel_torch(uniform_bits_torch(seeds[:, None], positions[:, None], token_ids))
-
-
-def compute_gumbel_torch(bits: "Tensor") -> "Tensor":
-    """sampling.gumbel, on words."""
-    noise = bits.double()
-    return noise.add_(0.5).mul_(2.0**-32).log_().neg_().log_().neg_()
-
-
-def sample_tokens_torch(logits: "Tensor", temperature: float, seeds: "Tensor", positions: "Tensor") -> "Tensor":
-    """sampling.choose, for tensors."""
-    check_shapes(tuple(logits.shape), temperature, tuple(seeds.shape), tuple(positions.shape))
-    tokens = positions.new_empty(len(logits))
-    for rows in chunk_rows(tuple(logits.shape)):
-        scores = compute_noisy_scores(logits[rows], temperature, seeds[rows], positions[rows])
-        tokens[rows] = scores.argmax(dim=1)
-    return tokens
-
-
-def compute_margins_torch(
-    logits: "Tensor", tokens: "Tensor", seeds: "Tensor", positions: "Tensor", temperature: float
-) -> "Tensor":
-    """sampling.replay_margins, for tensors."""
-    shapes = [tuple(column.shape) for column in (tokens, seeds, positions)]
-    check_shapes(tuple(logits.shape), temperature, *shapes)
-    margins = logits.new_empty(len(tokens)).double()
-    if len(tokens):
-        check_tokens(int(tokens.min()), int(tokens.max()), logits.shape[1])
-    for rows in chunk_rows(tuple(logits.shape)):
-        scores = compute_noisy_scores(logits[rows], temperature, seeds[rows], positions[rows])
-        margins[rows] = scores.amax(dim=1) - scores.gather(1, tokens[rows, None].long())[:, 0]
-    return margins
-
-
-def compute_noisy_scores(logits: "Tensor", temperature: float, seeds: "Tensor", positions: "Tensor") -> "Tensor":
-    """Logits over the temperature plus the noise, in float64; the plain logits at temperature 0."""
-    scores = logits.double()
-    if temperature != 0:
-        scores = scores / temperature
-    if not bool(scores.isfinite().all()):
-        raise LocalError("the model gave logits that are not finite: check its weights and precision")
-    if temperature == 0:
-        return scores
-    return scores + gumbel_noise_torch(seeds, positions, logits.shape[1])

@@ -16,9 +16,10 @@ from torch.nn import functional
 
 from prime_node.engine.interface import ForwardResult, Sampling, TokenSequence
 from prime_node.engine.torch.dense import MLP_TOKENS, DenseDecoder, DenseModel, ForwardBatch, LayerWeights, get_angles
+from prime_node.engine.torch.draws import Draws
 from prime_node.engine.torch.kernels import TorchOps
 from prime_node.engine.torch.model import TorchModel
-from prime_node.engine.torch.sampling import Draws, get_logprobs, get_margins, get_max_logprobs, get_token_logprobs
+from prime_node.engine.torch.sampling import check_scores, compute_scores, get_token_logprobs
 from prime_protocol.errors import RemoteError
 from prime_protocol.proofs.toploc import tensor_to_bits
 
@@ -99,11 +100,9 @@ def open_cross_precision(model: TorchModel) -> CrossPrecisionModel | None:
     return CrossPrecisionModel(model) if isinstance(model, DenseModel) else None
 
 
-LOGITS_MAX = 2**22
-"""Logits at once: 16 MiB in float32, whatever the vocabulary size."""
+LOGITS_MAX = {"cpu": 2**22, "cuda": 2**27}
+"""Logits at once, whatever the vocabulary size: 16 MiB in float32; on a GPU, which needs many rows at once, 512 MiB."""
 
-ScoredRows = tuple[Tensor, Tensor, Tensor]
-"""Margins, log-probs and log-probs of the likeliest end token of some rows."""
 ComputeLogits = Callable[[Tensor], Tensor]
 
 
@@ -150,10 +149,10 @@ def forward_group(
     fed = [np.concatenate((sequence.prompt, sequence.output[:-1])).astype(np.int64) for sequence in sequences]
     firsts = [len(sequence.prompt) - 1 for sequence in sequences]
     exact: TorchModel | CrossPrecisionModel = model if cross is None or cross.rounds_to_bf16 else cross
-    rows_max = max(1, LOGITS_MAX // vocabulary)
     hidden = exact.read(fed, firsts)
+    rows_max = max(1, LOGITS_MAX[hidden.device.type] // vocabulary)
     pieces = score_rows(exact.get_logits, hidden, sequences, sampling, rows_max)
-    columns = [torch.cat(parts).cpu().numpy() for parts in zip(*pieces, strict=True)]
+    columns = check_scores(torch.cat(list(pieces), dim=1))
     bits = tensor_to_bits(hidden.to(torch.bfloat16))
     own_bits = own_logprobs = None
     if cross is not None:
@@ -184,25 +183,21 @@ def compute_logprobs(
         hidden.device
     )
     pieces = zip(hidden.split(rows_max), tokens.split(rows_max), strict=True)
-    return torch.cat(
-        [get_token_logprobs(get_logprobs(get_logits(some), sampling.temperature), own) for some, own in pieces]
-    )
+    return torch.cat([get_token_logprobs(get_logits(some), own, sampling.temperature) for some, own in pieces])
 
 
 def score_rows(
     get_logits: ComputeLogits, hidden: Tensor, sequences: Sequence[TokenSequence], sampling: Sampling, rows_max: int
-) -> Iterator[ScoredRows]:
-    """Scores of the rows of all sequences, `rows_max` rows at a time."""
-    tokens = torch.from_numpy(np.concatenate([sequence.output for sequence in sequences]).astype(np.int64))
+) -> Iterator[Tensor]:
+    """compute_scores of the rows of all sequences, `rows_max` rows at a time."""
+    tokens = torch.from_numpy(np.concatenate([sequence.output for sequence in sequences]).astype(np.int64)).to(
+        hidden.device
+    )
     seeds = np.repeat(
         np.array([sequence.seed for sequence in sequences], np.uint64), [len(sequence.output) for sequence in sequences]
     )
     positions: NDArray[np.int64] = np.concatenate([np.arange(len(sequence.output)) for sequence in sequences])
-    start = 0
-    while start < len(hidden):
-        rows = slice(start, start := start + rows_max)
-        logits = get_logits(hidden[rows])
-        own = tokens[rows].to(logits.device)
-        margins = get_margins(logits, own, Draws(sampling.temperature, seeds[rows], positions[rows]))
-        logprobs = get_logprobs(logits, sampling.temperature)
-        yield margins, get_token_logprobs(logprobs, own), get_max_logprobs(logprobs, sampling.eos)
+    for start in range(0, len(hidden), rows_max):
+        rows = slice(start, start + rows_max)
+        draws = Draws(sampling.temperature, seeds[rows], positions[rows])
+        yield compute_scores(get_logits(hidden[rows]), tokens[rows], draws, sampling.eos)

@@ -2,11 +2,11 @@
 
 A finished sequence leaves its row at once and the next in the queue takes it, so that long completions delay no other.
 Hidden states are collected until they fill a chunk, then they become a proof: beside a GPU in another thread, so that
-the GPU continues with the next token; on a CPU inline.
+the GPU continues with the next token; on a CPU inline. proof_pages.py keeps them meanwhile.
 """
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from typing import Any
 
@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 
 from prime_node.engine.interface import BatchArrays, Completion, GenerateRequest, Generation, Sampling
-from prime_node.engine.torch.kernels import store_bf16_rows
+from prime_node.engine.torch.draws import Draws
 from prime_node.engine.torch.model import DecodeBatch, TorchModel
-from prime_node.engine.torch.sampling import Draws, choose_tokens
+from prime_node.engine.torch.proof_pages import open_pages
+from prime_node.engine.torch.sampling import choose_tokens
 from prime_protocol.constants import TOPLOC_CHUNK_TOKENS, TOPLOC_PROOF_BYTES
 from prime_protocol.proofs.toploc import build_chunk_proofs, tensor_to_bits
-from prime_protocol.proofs.toploc_numpy import Bits
 from prime_protocol.rollouts.rollout import FinishReason
 
 CHUNKS_AT_ONCE = 16
@@ -47,15 +47,16 @@ def choose_executor(device: torch.device) -> Executor:
 
 
 class ProofBuilder:
-    """Collects the hidden states of up to `rows` sequences, on the model's device, in pages of one chunk.
+    """Collects the hidden states of up to `rows` sequences in pages of one chunk, in the host's memory.
 
-    A full page is set aside and the sequence continues on another page, so nothing is copied while it waits.
+    A full page is set aside and the sequence continues on another page, so nothing is copied while it waits. What is
+    written to pages and what is read from them goes through one executor, in order: a page can be reused at once.
     """
 
     def __init__(self, *, rows: int, hidden: int, device: torch.device, builder: Executor) -> None:
         # Every row has a page, and all may fill it at the same token while CHUNKS_AT_ONCE pages still wait.
         count = 2 * rows + CHUNKS_AT_ONCE
-        self._pages = torch.empty((count, TOPLOC_CHUNK_TOKENS, hidden), dtype=torch.bfloat16, device=device)
+        self._pages = open_pages(count, rows=rows, hidden=hidden, device=device, builder=builder)
         self._free = list(range(count))
         self._builder = builder
         self._full: list[tuple[Generation, int, int]] = []
@@ -74,7 +75,7 @@ class ProofBuilder:
         """
         if len(self._full) >= CHUNKS_AT_ONCE:
             self.submit_full_pages()
-        for row in store_bf16_rows(hidden, arrays.pages, arrays.written, self._pages).tolist():
+        for row in self._pages.store(hidden, arrays.pages, arrays.written).tolist():
             generation = arrays.generations[row]
             self._full.append((generation, get_proof_page(generation), TOPLOC_CHUNK_TOKENS))
             generation.proof_page = arrays.pages[row] = self._free.pop()
@@ -113,21 +114,12 @@ class ProofBuilder:
         """Build the proofs of all pages that are set aside."""
         if not self._full:
             return
-        pages = [page for _, page, _ in self._full]
-        bits, numbers = self._get_bits(pages)
-        chunks = [(number, tokens) for number, (_, _, tokens) in zip(numbers, self._full, strict=True)]
-        future = self._builder.submit(build_chunk_proofs, bits, chunks)
+        chunks = [(page, tokens) for _, page, tokens in self._full]
+        future = self._builder.submit(build_chunk_proofs, tensor_to_bits(self._pages.memory), chunks)
         for number, (generation, _, _) in enumerate(self._full):
             self._parts.setdefault(generation, []).append((future, number))
-        self._free += pages
+        self._free += [page for page, _ in chunks]
         self._full = []
-
-    def _get_bits(self, pages: list[int]) -> tuple[Bits, Iterable[int]]:
-        """The bits of the pages, and their indices there. On a CPU proofs are built at once, so nothing is copied."""
-        if self._pages.device.type == "cpu":
-            return tensor_to_bits(self._pages), pages
-        copied = self._pages[torch.tensor(pages, device=self._pages.device)]
-        return tensor_to_bits(copied), range(len(pages))
 
 
 def get_proof_page(generation: Generation) -> int:

@@ -19,15 +19,9 @@ from torch import Tensor
 from vllm.v1.sample.logits_processor import LogitsProcessor
 
 from prime_node.engine.interface import ForwardResult, Sampling, TokenSequence
+from prime_node.engine.torch.draws import Draws
 from prime_node.engine.torch.model import FolderTensors
-from prime_node.engine.torch.sampling import (
-    Draws,
-    choose_tokens,
-    get_logprobs,
-    get_margins,
-    get_max_logprobs,
-    get_token_logprobs,
-)
+from prime_node.engine.torch.sampling import check_scores, choose_tokens, compute_scores
 from prime_node.engine.vllm.records import ForwardRecord, GenerationRecord
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.toploc import tensor_to_bits
@@ -220,12 +214,9 @@ class PrimeWorker:
             part = slice(start, start + step)
             logits = model.compute_logits(rows[part]).float()
             drawn = torch.from_numpy(tokens[part]).to(rows.device)
-            margins = get_margins(logits, drawn, Draws(sampling.temperature, seeds[part], positions[part]))
-            logprobs = get_logprobs(logits, sampling.temperature)
-            own, ends = get_token_logprobs(logprobs, drawn), get_max_logprobs(logprobs, sampling.eos)
-            numbers.append(torch.stack([margins, own, ends]))
-        seen: NDArray[np.float32] = torch.cat(numbers, dim=1).cpu().numpy()
-        return seen
+            draws = Draws(sampling.temperature, seeds[part], positions[part])
+            numbers.append(compute_scores(logits, drawn, draws, sampling.eos))
+        return check_scores(torch.cat(numbers, dim=1))
 
 
 def check_runner(runner: Any) -> None:

@@ -9,7 +9,7 @@ import torch
 
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.proofs import sampling
-from prime_protocol.proofs.sampling import gumbel_noise_torch, mix_words_torch, uniform_bits_torch
+from prime_protocol.proofs.sampling_torch import compute_gumbel_torch, mix_words_torch, uniform_bits_torch
 from support.sampling import gumbel_noise, replay_margin, to_signed_seed
 
 VECTORS = json.loads((Path(__file__).parents[3] / "vectors" / "sampling.json").read_text())
@@ -50,7 +50,8 @@ def test_bits_of_random_inputs_equal_numpys() -> None:
 
 def test_noise_differs_from_numpys_in_the_last_places_only() -> None:
     seeds, positions = rows(10)
-    ours = gumbel_noise_torch(tensor(seeds), tensor(positions), 50_000).numpy()
+    bits = uniform_bits_torch(tensor(seeds)[:, None], tensor(positions)[:, None], torch.arange(50_000))
+    ours = compute_gumbel_torch(bits).numpy()
     assert np.abs(ours - gumbel_noise(seeds, positions, 50_000)).max() < 1e-13
 
 

@@ -251,7 +251,7 @@ def test_scoring_a_large_vocabulary_in_pieces_changes_nothing(
     requests = make_requests(6, seed=4)
     sequences = make_sequences(requests, generate(engine, requests))
     whole = read(engine, sequences)
-    monkeypatch.setattr("prime_node.engine.torch.forward.LOGITS_MAX", 7 * 32)
+    monkeypatch.setattr("prime_node.engine.torch.forward.LOGITS_MAX", {"cpu": 7 * 32})
     for number, result in read(engine, sequences).items():
         assert np.array_equal(result.hidden_bits, whole[number].hidden_bits)
         assert np.abs(result.margins - whole[number].margins).max() < 1e-4
