@@ -148,7 +148,7 @@ class NumpyEngine:
 
     def _complete(self, row: FakeRow) -> Completion:
         hidden, chosen = np.stack(row.states), np.array(row.tokens, np.int32)
-        error = 1.0 if self._behaviour == "wrong" else 0.0
+        error = 1.0 if self._behaviour in ("wrong", f"wrong row {row.order.number}") else 0.0
         return Completion(
             number=row.order.number,
             tokens=chosen,

@@ -13,6 +13,7 @@ from prime_node.agent.events import Generate
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.pool import EnginePool
 from prime_node.jobs.generate import RolloutGenerator
+from prime_node.jobs.self_check import PassedChecks, SelfCheck
 from prime_node.jobs.step_context import StepContext
 from prime_node.storage.journal import Journal
 from prime_node.storage.saved_state import UploadSpool
@@ -97,6 +98,8 @@ class JobSetup:
             family=open_family(TaskSetSpec.parse(SETUP_TERMS.task_set)),
             model=ModelFiles.open(self.checkpoint),
         )
+        self.drawn = bytes([1]) * 32
+        """What the self-check draws: 0 as the first byte makes it read a whole file."""
         self.damage = ""
         """What is wrong with the weights on this disk."""
         self.generator = RolloutGenerator(
@@ -107,12 +110,17 @@ class JobSetup:
             engine=self.engine,
             spool=self.spool,
             journal=self.journal,
+            self_check=SelfCheck(PassedChecks(folder / "self_checks.json"), self.draw_bytes),
             clock=self.clock,
         )
 
     def behave(self, how: str) -> None:
         """From the next load on."""
         (self.checkpoint / "behaviour").write_text(how)
+
+    def draw_bytes(self, count: int) -> bytes:
+        assert count == len(self.drawn)
+        return self.drawn
 
     # --- As StepContexts
 

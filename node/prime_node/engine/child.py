@@ -323,13 +323,22 @@ def list_software() -> tuple[str, ...]:
     """Versions that the computed values depend on, for evidence bundles."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = [f"python {platform.python_version()}", f"{platform.system()} {platform.machine()}"]
+    found = [f"python {platform.python_version()}", f"{platform.system()} {platform.machine()}", *list_gpus()]
     for name in SOFTWARE:
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
     return tuple(found)
+
+
+def list_gpus() -> list[str]:
+    """Distinct names of the GPUs that this process sees, if its engine has loaded torch."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_available():
+        return []
+    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
+    return [f"gpu {name}" for name in dict.fromkeys(names)]
 
 
 def parse_options(argv: list[str]) -> ChildOptions:

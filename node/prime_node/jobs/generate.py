@@ -15,7 +15,8 @@ from prime_node.engine.interface import Completion, GenerateRequest
 from prime_node.engine.lifecycle import EngineSession
 from prime_node.engine.pool import EnginePool
 from prime_node.engine.process import EngineDied
-from prime_node.jobs.examination import check_format, check_with_model
+from prime_node.jobs.examination import check_format
+from prime_node.jobs.self_check import SelfCheck
 from prime_node.jobs.step_context import StepContext, StepContexts
 from prime_node.storage.journal import JobRecord, JobState, Journal
 from prime_node.storage.saved_state import UploadSpool
@@ -37,7 +38,6 @@ ENGINE_TRIES = 3
 """Attempts at one lease when the engine process dies."""
 STEP_RETRY_MS = 2_000
 """Between two requests for a step's facts while the coordinator does not answer."""
-SELF_CHECK_LABEL = b"prime-node self-check"
 
 OnProgress = Callable[[GenerationProgressed], None]
 
@@ -64,6 +64,7 @@ class RolloutGenerator:
         engine: EnginePool,
         spool: UploadSpool,
         journal: Journal,
+        self_check: SelfCheck,
         clock: Clock,
     ) -> None:
         self._node = node
@@ -73,6 +74,7 @@ class RolloutGenerator:
         self._engine = engine
         self._spool = spool
         self._journal = journal
+        self._self_check = self_check
         self._clock = clock
 
     async def generate(self, wanted: Generate, on_progress: OnProgress) -> Generated | GenerationFailed:
@@ -151,7 +153,7 @@ class RolloutGenerator:
         done: dict[int, Completion],
         on_progress: OnProgress,
     ) -> tuple[bytes, RolloutFile]:
-        """Generates, encodes, and runs the checks of a validator: an engine that errs here must not cost the stake.
+        """Generates, encodes, and checks the file as a validator would: a faulty engine must not cost the stake.
 
         `done` has the rows that an engine finished before it died. They are of the same checkpoint.
         """
@@ -173,11 +175,9 @@ class RolloutGenerator:
         data = await asyncio.to_thread(write_rollouts, header, make_rollouts(rows, requests, made, context))
         limits = context.get_limits(lease.first_slot, lease.slots)
         checked = await asyncio.to_thread(check_format, data, context, header, limits)
-        seed = Digest(sha256(SELF_CHECK_LABEL + header.checkpoint_root).digest())
-        examined = await check_with_model(checked, context, session, seed)
-        if not examined.is_valid or examined.file is None:
-            raise LocalError(f"the file fails its self-check: {examined.judge().reason}")
-        return data, examined.file
+        await self._self_check.check(checked, context, session)
+        assert checked.file is not None, "the self-check has passed"
+        return data, checked.file
 
     def record_returned(self, lease: LeaseGranted, reason: str) -> None:
         """Records in the journal that the lease was returned, and why."""

@@ -15,6 +15,7 @@ from prime_node.engine.lifecycle import FindChangedTensors
 from prime_node.engine.pool import EnginePool
 from prime_node.jobs.audit import Auditor
 from prime_node.jobs.generate import RolloutGenerator
+from prime_node.jobs.self_check import PassedChecks, SelfCheck
 from prime_node.jobs.step_context import StepContexts
 from prime_node.log.submission_tracker import SubmissionTracker
 from prime_node.storage.journal import JobState, Journal
@@ -40,6 +41,7 @@ class JobTools:
     engine: EnginePool
     sandbox: Sandbox
     spool: UploadSpool
+    self_check: SelfCheck
 
     @classmethod
     def open(
@@ -47,7 +49,8 @@ class JobTools:
     ) -> "JobTools":
         folder = NodeFolder(config.folder)
         engine = EnginePool(config.engine, folder.engine, clock, changes=changes)
-        return cls(Journal(folder.journal), engine, Sandbox(), UploadSpool(folder.spool))
+        self_check = SelfCheck(PassedChecks(folder.self_checks))
+        return cls(Journal(folder.journal), engine, Sandbox(), UploadSpool(folder.spool), self_check)
 
     def remove_orphan_files(self, states: Iterable[SavedState]) -> None:
         """Removes files that neither the journal nor a pending entry of any run names. Call it before any job."""
@@ -93,7 +96,9 @@ class JobRunner:
             "spool": spool,
             "clock": clock,
         }
-        self.generator = RolloutGenerator(node, config.network_id, run, journal=self.journal, **common)
+        self.generator = RolloutGenerator(
+            node, config.network_id, run, journal=self.journal, self_check=tools.self_check, **common
+        )
         self.auditor = Auditor(
             client,
             server,

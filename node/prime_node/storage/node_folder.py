@@ -8,6 +8,7 @@ spool/        files that wait to be uploaded   datasets/   problem files of task
 engine/       caches of the engine             chain/      pending transactions and appeals on a chain
 replay/       the replayed ledger's state      accusations/  signed evidence that the coordinator broke a rule
 paused.json   what the owner has paused        node.log    the log, as JSON lines; rotated ones beside it
+self_checks.json   how many files each kind of engine has passed in full
 lock          the running process, and how other commands reach it
 daily_upload.json, daily_transfer.json         bytes of the current day, for the owner's limits
 runs/<run>/   state and weights of each run but the first that this folder has served, whose own are above
@@ -48,6 +49,7 @@ class NodeFolder:
         self.engine = folder / "engine"
         self.chain = folder / "chain"
         self.paused = folder / "paused.json"
+        self.self_checks = folder / "self_checks.json"
         self.daily_upload = folder / "daily_upload.json"
         self.daily_transfer = folder / "daily_transfer.json"
         self.log = folder / "node.log"
