@@ -7,12 +7,11 @@ chunks of a row share one prefill; one file in sixteen is still read whole. Rows
 from the operating system's randomness: no engine, library or host can know while it generates which rows are read.
 A sample with any trace of evidence is no verdict: then the whole file is read, and that decides.
 
-docs/operating/engines.md states the chance to notice a fault; `find_chance` computes it.
+docs/operating/engines.md states the chance to notice a fault.
 """
 
 import json
 import logging
-import math
 import secrets
 from collections.abc import Callable, Sequence
 from hashlib import sha256
@@ -128,12 +127,6 @@ def draw_rows(rows: int, drawn: bytes) -> list[int]:
 
 def count_sample(rows: int) -> int:
     return min(rows, max(SAMPLE_ROWS_MIN, -(-rows // SAMPLE_SHARE)))
-
-
-def find_chance(rows: int, faulty: int) -> float:
-    """The chance that the check of one file reads at least one of its faulty rows."""
-    missed = math.comb(rows - faulty, count_sample(rows)) / math.comb(rows, count_sample(rows))
-    return 1 - missed * (1 - 1 / WHOLE_EVERY)
 
 
 def name_engine_kind(facts: EngineFacts, software: Sequence[str]) -> str:

@@ -17,7 +17,6 @@ from prime_node.jobs.self_check import (
     PassedChecks,
     count_sample,
     draw_rows,
-    find_chance,
     name_engine_kind,
 )
 from support.job_setup import JobSetup, wanted
@@ -46,6 +45,12 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(EngineProcess, "check_block", counted)
     return seen
+
+
+def find_chance(rows: int, faulty: int) -> float:
+    """The chance that the check of one file reads at least one of its faulty rows."""
+    missed = math.comb(rows - faulty, count_sample(rows)) / math.comb(rows, count_sample(rows))
+    return 1 - missed * (1 - 1 / WHOLE_EVERY)
 
 
 def ignore(progress: GenerationProgressed) -> None:
