@@ -6,6 +6,7 @@ hidden states bf16 bit patterns. The sampling is prime_protocol.proofs.sampling'
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from hashlib import sha256
 from pathlib import Path
 from typing import Protocol
 
@@ -175,10 +176,16 @@ class Generation:
 
     request: GenerateRequest
     prompt: list[int]
+    prompt_key: bytes
+    """A digest of the prompt: completions with the same one share its prefill."""
     proof_page: int | None = None
     """The page that holds its hidden states until they become a proof, once it has joined a batch."""
     output: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, request: GenerateRequest) -> "Generation":
+        return cls(request, request.prompt.tolist(), sha256(request.prompt.tobytes()).digest())
 
     @property
     def length(self) -> int:

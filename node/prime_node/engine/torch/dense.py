@@ -267,25 +267,47 @@ class DenseBatch:
         """Maximum length of any sequence."""
         self.lengths: list[int] = []
         """Cached tokens of each row."""
+        self._sources: list[int] = []
+        """The rows that have the prompts of the sequences which join next: as many of those, from the first on."""
 
     def resize(self, rows: int, length_max: int) -> None:
         self.length_max = max(self.length_max, length_max)
         self.cache.add_rows(rows)
 
-    def admit(self, waiting: deque[Generation], slots: int) -> list[Generation]:
-        joining: list[Generation] = []
+    def admit(self, waiting: deque[Generation], slots: int, running: Sequence[Generation]) -> list[Generation]:
+        """A prompt is computed once: the samples of a slot copy its keys and values from a row that has them.
+
+        Of several new ones with the same prompt, the first joins now, and the others copy from it at the next step.
+        """
+        rows = {generation.prompt_key: row for row, generation in enumerate(running)} if waiting and slots else {}
+        copying, joining, later = list[Generation](), dict[bytes, Generation](), list[Generation]()
         tokens = 0
-        while waiting and len(joining) < slots and (not joining or tokens + waiting[0].length <= JOINING_TOKENS):
-            joining.append(waiting.popleft())
-            tokens += joining[-1].length
+        while waiting and len(copying) + len(joining) + len(later) < slots:
+            first = waiting[0]
+            # One that has output left a batch when memory ran out: its whole text is computed again.
+            key = first.prompt_key if not first.output else b"%d" % first.request.number
+            if key in rows:
+                copying.append(waiting.popleft())
+            elif key in joining:
+                later.append(waiting.popleft())
+            elif joining and tokens + first.length > JOINING_TOKENS:
+                break
+            else:
+                joining[key] = waiting.popleft()
+                tokens += first.length
+        waiting.extendleft(reversed(later))
+        self._sources = [rows[generation.prompt_key] for generation in copying]
         # Longest first, as all rows are; equal ones are neighbours and share an attention call.
-        return sorted(joining, key=lambda generation: -generation.length)
+        return [*copying, *sorted(joining.values(), key=lambda generation: -generation.length)]
 
     def advance(self, running: Sequence[Generation], joined: int) -> Tensor:
-        decoding, joining = running[: len(running) - joined], running[len(running) - joined :]
+        # Rows with a copied prompt decode its last token, as others do their newest one.
+        first = len(running) - joined + len(self._sources)
+        decoding, joining = running[:first], running[first:]
         lengths = self.lengths = [generation.length for generation in running]
         self.cache.reserve(max(lengths), self.length_max)
-        tokens = [generation.output[-1] for generation in decoding]
+        self._copy_prompts(first - len(self._sources), lengths)
+        tokens = [(generation.output or generation.prompt)[-1] for generation in decoding]
         positions = [length - 1 for length in lengths[: len(decoding)]]
         attention = open_attention(self.cache, lengths[: len(decoding)]) if decoding else None
         if not joining:
@@ -300,6 +322,14 @@ class DenseBatch:
         batch = ForwardBatch(self._send(tokens), self._send(positions), runs, attention, self.cache, places)
         last = np.cumsum([1] * len(decoding) + lengths[len(decoding) :]) - 1
         return self.decoder.forward(batch, torch.from_numpy(last).to(self.decoder.device))
+
+    def _copy_prompts(self, first: int, lengths: Sequence[int]) -> None:
+        """Into the rows from `first` on, all but each prompt's last token."""
+        targets = range(first, first + len(self._sources))
+        copied = max((lengths[row] - 1 for row in targets), default=0)
+        if copied:
+            self.cache.move(targets, self._sources, copied)
+        self._sources = []
 
     def remove_rows(self, gone: Sequence[int]) -> list[int]:
         # Only rows that share attention calls gain from being sorted by length.

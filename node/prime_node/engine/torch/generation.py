@@ -153,7 +153,7 @@ class GenerationScheduler:
         return max(len(each.prompt) for each in (*self.waiting, *self.running)) + self.sampling.tokens_max
 
     def add(self, requests: Sequence[GenerateRequest]) -> None:
-        self.waiting += [Generation(request, request.prompt.tolist()) for request in requests]
+        self.waiting += map(Generation.of, requests)
 
     def cancel(self, numbers: Collection[int], batch: DecodeBatch | None) -> None:
         """Drop sequences, whether they wait, run, or have ended."""
@@ -170,7 +170,7 @@ class GenerationScheduler:
 
     def step(self, model: TorchModel, batch: DecodeBatch, slots: int) -> None:
         """Generate one token for every row. If memory runs out, no row has got one, and the caller must `requeue`."""
-        joining = batch.admit(self.waiting, slots - len(self.running))
+        joining = batch.admit(self.waiting, slots - len(self.running), self.running)
         self.running += joining
         for generation in joining:
             self.proofs.join(generation)

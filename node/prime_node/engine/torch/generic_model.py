@@ -182,7 +182,7 @@ class GenericBatch:
     def resize(self, rows: int, length_max: int) -> None:
         """The cache of transformers grows by itself."""
 
-    def admit(self, waiting: deque[Generation], slots: int) -> list[Generation]:
+    def admit(self, waiting: deque[Generation], slots: int, running: Sequence[Generation]) -> list[Generation]:
         if self._cache is not None or not waiting:
             return []
         length = waiting[0].length
@@ -192,13 +192,26 @@ class GenericBatch:
         return joining
 
     def advance(self, running: Sequence[Generation], joined: int) -> Tensor:
-        tokens = [generation.tokens if joined else generation.output[-1:] for generation in running]
-        self._rows = len(tokens)
-        hidden, self._cache = self._model.compute(torch.tensor(tokens), self._cache)
+        self._rows = len(running)
+        if joined:
+            hidden = self._prefill([tuple(generation.tokens) for generation in running])
+        else:
+            tokens = [generation.output[-1:] for generation in running]
+            hidden, self._cache = self._model.compute(torch.tensor(tokens), self._cache)
         taken = count_cache_bytes(self._cache)
         if self._cache_bytes is not None and taken > self._cache_bytes:
             raise torch.OutOfMemoryError(f"a cache of {taken} bytes, allowed are {self._cache_bytes}")
         return hidden[:, -1]
+
+    def _prefill(self, texts: Sequence[tuple[int, ...]]) -> Tensor:
+        """Equal texts are computed once."""
+        places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+        hidden, self._cache = self._model.compute(torch.tensor(list(places)), None)
+        if len(places) == len(texts):
+            return hidden
+        order = torch.tensor([places[text] for text in texts], device=self._model.device)
+        self._cache.reorder_cache(order)
+        return hidden[order]
 
     def remove_rows(self, gone: Sequence[int]) -> list[int]:
         order = [row for row in range(self._rows) if row not in gone]

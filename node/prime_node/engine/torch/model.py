@@ -97,8 +97,11 @@ class DecodeBatch(Protocol):
         """Make room for more rows, or for longer ones. It never shrinks."""
         ...
 
-    def admit(self, waiting: deque[Generation], slots: int) -> list[Generation]:
-        """Take those that join now from the front of the queue, at most `room`; an empty batch admits at least one."""
+    def admit(self, waiting: deque[Generation], slots: int, running: Sequence[Generation]) -> list[Generation]:
+        """Take those that join now from the front of the queue, at most `slots`; an empty batch admits at least one.
+
+        Prompts of `running`, by row, need not be computed again.
+        """
         ...
 
     def advance(self, running: Sequence[Generation], joined: int) -> Tensor:

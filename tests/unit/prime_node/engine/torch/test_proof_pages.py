@@ -20,7 +20,7 @@ CPU = torch.device("cpu")
 
 def make_rows(count: int) -> list[Generation]:
     request = GenerateRequest(number=0, prompt=np.zeros(1, np.int32), seed=0)
-    return [Generation(request, [0]) for _ in range(count)]
+    return [Generation.of(request) for _ in range(count)]
 
 
 def test_staged_states_give_the_proofs_of_whole_completions(monkeypatch: pytest.MonkeyPatch) -> None:
