@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
-SAMPLES = 32
+SMALL_VOCABULARY, REAL_VOCABULARY = 4096, 151_936
+"""The second is Qwen's: there the head computes more than all layers of this model together."""
+SAMPLES = {SMALL_VOCABULARY: 32, REAL_VOCABULARY: 16}
 PROMPT = 24
 LENGTH_MEDIAN, LENGTH_SPREAD, LENGTH_MAX = 72, 0.9, 512
 MODEL = {
-    "vocab_size": 4096,
     "hidden_size": 256,
     "intermediate_size": 1024,
     "num_hidden_layers": 4,
@@ -31,13 +32,13 @@ MODEL = {
 LEARNING_RATE, CLIP_NORM, DELTA, CLIP_LOW, CLIP_HIGH = 1e-5, 1.0, 4.0, 0.2, 0.28
 
 
-def make_batch(seed: int, samples: int = SAMPLES) -> dict[str, Any]:
+def make_batch(seed: int, vocabulary: int, samples: int) -> dict[str, Any]:
     """Completions with a heavy tail of lengths, as reasoning has, and advantages of both signs."""
     dice = np.random.default_rng(seed)
     lengths = np.clip(dice.lognormal(np.log(LENGTH_MEDIAN), LENGTH_SPREAD, samples), 4, LENGTH_MAX).astype(int)
     return {
-        "prompts": [dice.integers(2, MODEL["vocab_size"], PROMPT).tolist() for _ in lengths],
-        "outputs": [dice.integers(2, MODEL["vocab_size"], int(length)).tolist() for length in lengths],
+        "prompts": [dice.integers(2, vocabulary, PROMPT).tolist() for _ in lengths],
+        "outputs": [dice.integers(2, vocabulary, int(length)).tolist() for length in lengths],
         "advantages": dice.uniform(-1, 1, samples).tolist(),
     }
 

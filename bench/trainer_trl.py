@@ -18,7 +18,6 @@ from trainer_batch import (
     DELTA,
     LEARNING_RATE,
     LENGTH_MAX,
-    SAMPLES,
     read_batch,
     read_peak_bytes,
     serve,
@@ -36,14 +35,14 @@ def pad(rows: list[list[int]], *, left: bool) -> tuple[torch.Tensor, torch.Tenso
     return tokens, mask
 
 
-def make_trainer(model_folder: Path, rows: int, folder: Path) -> GRPOTrainer:
+def make_trainer(model_folder: Path, rows: int, samples: int, folder: Path) -> GRPOTrainer:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_file=str(model_folder / "tokenizer.json"), eos_token="1", pad_token="0"
     )
     args = GRPOConfig(
         output_dir=str(folder),
         per_device_train_batch_size=rows,
-        gradient_accumulation_steps=SAMPLES // rows,
+        gradient_accumulation_steps=samples // rows,
         num_generations=8,
         max_completion_length=LENGTH_MAX,
         loss_type="dapo",
@@ -66,7 +65,7 @@ def make_trainer(model_folder: Path, rows: int, folder: Path) -> GRPOTrainer:
         model=AutoModelForCausalLM.from_pretrained(model_folder, dtype=torch.float32),
         reward_funcs=[lambda completions, **more: [0.0] * len(completions)],
         args=args,
-        train_dataset=Dataset.from_dict({"prompt": ["a"] * SAMPLES}),
+        train_dataset=Dataset.from_dict({"prompt": ["a"] * samples}),
         processing_class=tokenizer,
     )
 
@@ -75,7 +74,8 @@ def main() -> None:
     torch.set_num_threads(1)
     model_folder, batch, rows = Path(sys.argv[1]), read_batch(Path(sys.argv[2])), int(sys.argv[3])
     before_bytes = read_peak_bytes()
-    trainer = make_trainer(model_folder, rows, Path(sys.argv[2]).parent / "trl")
+    samples = len(batch["outputs"])
+    trainer = make_trainer(model_folder, rows, samples, Path(sys.argv[2]).parent / "trl")
     prompt_ids, prompt_mask = pad(batch["prompts"], left=True)
     completion_ids, completion_mask = pad(batch["outputs"], left=False)
 
@@ -92,11 +92,11 @@ def main() -> None:
     trainer._generate_and_score_completions = generate
     trainer.create_optimizer_and_scheduler(1000)
     model = trainer.model.train()
-    trainer.current_gradient_accumulation_steps = SAMPLES // rows
+    trainer.current_gradient_accumulation_steps = samples // rows
 
     def step() -> dict[str, float]:
         loss = 0.0
-        for _ in range(SAMPLES // rows):
+        for _ in range(samples // rows):
             loss += float(trainer.training_step(model, {}, None))
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
         trainer.optimizer.step()

@@ -333,6 +333,6 @@ def load_optimizer(saved: SavedCheckpoint, model: Any, optimizer: Any) -> None:
         for name, parameter in model.named_parameters():
             if f"{name}.{MOMENTS[0]}" in names:
                 optimizer.state[parameter] = {
-                    "step": torch.tensor(float(saved.state.updates)),
+                    "step": torch.tensor(float(saved.state.updates), device=parameter.device),
                     **{each: scatter_like(file.get_tensor(f"{name}.{each}"), parameter) for each in MOMENTS},
                 }

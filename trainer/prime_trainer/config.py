@@ -257,7 +257,10 @@ class TrainConfig(PublishConfig):
     device: str = "cpu"
     """Device of the model: cpu, or cuda for one GPU per rank."""
     precision: Precision = Precision.FLOAT32
-    """Precision of the computation; weights and optimizer are always float32."""
+    """Precision of the computation; weights are always float32, and products are summed in float32."""
+    head_precision: Precision | None = None
+    """Precision of the head's products. Default: that of the model. float32 with a float32 head on the nodes
+    (engine.head_precision) keeps log-probs closer to theirs."""
     threads: Annotated[int, Between(1, 1024)] = 1
     """CPU threads of torch in each rank."""
     gradient_checkpointing: bool = False

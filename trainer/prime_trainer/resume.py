@@ -93,6 +93,7 @@ def make_learner(config: TrainConfig, ranks: RankGroup, start: StartPoint) -> Le
         ranks=ranks,
         device=config.device,
         precision=config.precision,
+        head_precision=config.head_precision,
         gradient_checkpointing=config.gradient_checkpointing,
     )
     optimizer = make_optimizer(policy.model, config.optimizer)
@@ -113,7 +114,11 @@ def make_learner(config: TrainConfig, ranks: RankGroup, start: StartPoint) -> Le
 
 def load_reference(config: TrainConfig, ranks: RankGroup) -> PolicyModel:
     reference = PolicyModel.load(
-        resolve_model(config.model), ranks=ranks, device=config.device, precision=config.precision
+        resolve_model(config.model),
+        ranks=ranks,
+        device=config.device,
+        precision=config.precision,
+        head_precision=config.head_precision,
     )
     reference.model.requires_grad_(False)
     return reference

@@ -176,7 +176,10 @@ class Learner:
         sums = torch.zeros(len(LOSS_STATS), dtype=torch.float64)
         for number, pack in enumerate(packs):
             inputs = self.policy.compute_loss_inputs(
-                pack, starts[number] if starts else None, self._score_reference(pack)
+                pack,
+                starts[number] if starts else None,
+                self._score_reference(pack),
+                has_entropy_gradient=self.loss.entropy_weight > 0,
             )
             loss = compute_loss(inputs, self.loss)
             sums += compute_loss_stats(inputs, loss, self.loss).cpu()

@@ -81,15 +81,22 @@ class RankGroup:
             dist.all_reduce(values, group=self._cpu_group)
         return values
 
-    def shard(self, model: Any, precision: Precision) -> None:
-        """Shard every weight over the ranks of a replica; a layer is gathered while it is computed."""
+    def shard(self, model: Any, precision: Precision, head_precision: Precision) -> None:
+        """Shard every weight over the ranks of a replica; a layer is gathered while it is computed.
+
+        Weights travel in the precision that they are used in, gradients in float32.
+        """
         if self.size == 1:
             return
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-        is_half = precision is Precision.BFLOAT16
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if is_half else MixedPrecisionPolicy()
-        for module in (*find_layers(model), *find_large_ends(model), model):
+        half, full = MixedPrecisionPolicy(torch.bfloat16, torch.float32), MixedPrecisionPolicy()
+        policy = half if precision is Precision.BFLOAT16 else full
+        for module in find_layers(model):
+            fully_shard(module, mesh=self._mesh, mp_policy=policy)
+        # The head may be the embedding too, which then is one of the root's weights.
+        policy = half if head_precision is Precision.BFLOAT16 else full
+        for module in (*find_large_ends(model), model):
             fully_shard(module, mesh=self._mesh, mp_policy=policy)
 
 

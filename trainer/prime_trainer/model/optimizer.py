@@ -22,7 +22,8 @@ def make_optimizer(model: Any, config: OptimizerConfig) -> Any:
         {"params": [each for each in parameters if each.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2))
+    # One pass over each tensor, and no copies of them.
+    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
 
 
 def compute_learning_rate(config: OptimizerConfig, step: int) -> float:

@@ -22,6 +22,7 @@ from prime_trainer.data.packing import Pack, PackLayout, Sample, make_pack, stac
 from prime_trainer.loss import LossInputs
 from prime_trainer.model import attention
 from prime_trainer.model.distributed import RankGroup
+from prime_trainer.model.head import score_hidden
 from prime_trainer.model.loading import (
     EAGER_ATTENTION,
     LoadedTensors,
@@ -33,7 +34,7 @@ from prime_trainer.model.loading import (
     read_config,
     shorten_config,
 )
-from prime_trainer.model.logprobs import score_hidden, score_tokens
+from prime_trainer.model.logprobs import score_tokens
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +49,7 @@ HUB_FILES = [
     "*.safetensors",
     "*.safetensors.index.json",
 ]
+DTYPES = {Precision.FLOAT32: torch.float32, Precision.BFLOAT16: torch.bfloat16}
 CPU = torch.device("cpu")
 PROBE_LENGTHS = (9, 7, 9)
 PROBE_ERROR_MAX = 1e-4
@@ -76,6 +78,7 @@ class PolicyModel:
         ranks: RankGroup | None = None,
         device: str = "cpu",
         precision: Precision = Precision.FLOAT32,
+        head_precision: Precision | None = None,
         gradient_checkpointing: bool = False,
     ) -> Self:
         """The model of a folder, sharded over the ranks, with memory for the weights and no values yet."""
@@ -87,11 +90,12 @@ class PolicyModel:
         model = build_without_weights(config)
         attention.register_attention()
         model.set_attn_implementation(get_attention(layout))
-        head = ScoringHead(model.get_output_embeddings()) if has_plain_head else None
+        head_precision = head_precision or precision
+        head = ScoringHead(model.get_output_embeddings(), head_precision) if has_plain_head else None
         _disable_dropout(model)
         if gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-        ranks.shard(model, precision)
+        ranks.shard(model, precision, head_precision)
         allocate_weights(model, device)
         return cls(model.train(), layout=layout, head=head, device=device, precision=precision)
 
@@ -105,22 +109,30 @@ class PolicyModel:
             assert is_filled, "a model has the tensors of its own configuration"
         return policy
 
-    def score(self, pack: Pack) -> tuple[Tensor, Tensor]:
-        """Log-prob of each trained token, and the entropy of the distribution it was sampled from."""
+    def score(self, pack: Pack, *, has_entropy_gradient: bool = True) -> tuple[Tensor, Tensor]:
+        """Log-prob of each trained token, and the entropy of the distribution it was sampled from.
+
+        Without a gradient of the entropy the head's backward pass is faster.
+        """
         targets_T, temperature_T = self._to_device(pack.targets_T), self._to_device(pack.temperature_T)
         inputs, rows_T = make_inputs(pack, self.layout, self.device)
         with self._autocast():
             if self._head is None:
                 return score_tokens(select_rows(self.model(**inputs).logits, rows_T), targets_T, temperature_T)
-            with self._head.scoring(targets_T, temperature_T, rows_T):
+            with self._head.scoring(targets_T, temperature_T, rows_T, has_entropy_gradient=has_entropy_gradient):
                 scores_T2 = self.model(**inputs).logits[0]
         return scores_T2[:, 0], scores_T2[:, 1]
 
     def compute_loss_inputs(
-        self, pack: Pack, start_logp_T: Tensor | None = None, reference_logp_T: Tensor | None = None
+        self,
+        pack: Pack,
+        start_logp_T: Tensor | None = None,
+        reference_logp_T: Tensor | None = None,
+        *,
+        has_entropy_gradient: bool = True,
     ) -> LossInputs:
         """The inputs of the loss. Without `start_logp_T`, the current weights are those at the start of the step."""
-        logp_T, entropy_T = self.score(pack)
+        logp_T, entropy_T = self.score(pack, has_entropy_gradient=has_entropy_gradient)
         return LossInputs(
             logp_T=logp_T,
             entropy_T=entropy_T,
@@ -147,17 +159,22 @@ class ScoringHead:
     The head stays in the model and runs inside its forward pass, because FSDP gathers its weights only there.
     """
 
-    def __init__(self, head: Any) -> None:
+    def __init__(self, head: Any, precision: Precision) -> None:
         self._plain = head.forward
         self._head = head
+        self._dtype = DTYPES[precision]
         self._targets: tuple[Tensor, Tensor] | None = None
         self._rows_T: Tensor | None = None
+        self._has_entropy_gradient = True
         head.forward = self._forward
 
     @contextmanager
-    def scoring(self, targets_T: Tensor, temperature_T: Tensor, rows_T: Tensor | None) -> Iterator[None]:
+    def scoring(
+        self, targets_T: Tensor, temperature_T: Tensor, rows_T: Tensor | None, *, has_entropy_gradient: bool
+    ) -> Iterator[None]:
         """`rows_T` selects hidden states, where the model passes all of them to the head."""
         self._targets, self._rows_T = (targets_T, temperature_T), rows_T
+        self._has_entropy_gradient = has_entropy_gradient
         try:
             yield
         finally:
@@ -166,8 +183,15 @@ class ScoringHead:
     def _forward(self, hidden: Tensor) -> Tensor:
         if self._targets is None:
             return self._plain(hidden)
-        head = self._head
-        scores = score_hidden(select_rows(hidden, self._rows_T), head.weight, head.bias, *self._targets)
+        hidden_TH, head = select_rows(hidden, self._rows_T), self._head
+        scores = score_hidden(
+            hidden_TH,
+            head.weight,
+            head.bias,
+            *self._targets,
+            self._dtype,
+            has_entropy_gradient=self._has_entropy_gradient,
+        )
         return torch.stack([each[None] for each in scores], -1)
 
 
