@@ -191,6 +191,15 @@ GOSSIP_POLL_PAUSE_MS = 1_000
 GOSSIP_ANSWERS_PER_S = 500
 """Replies a second with minor messages, to all nodes together; with more polling nodes, each waits longer."""
 
+BOOTSTRAP_RECORDS = 4_096
+"""Peer records of reachable nodes that are kept, 300 bytes each. Every node that starts gets a sample of them."""
+
+BOOTSTRAP_OWNER_RECORDS = 16
+"""Those of one owner."""
+
+BOOTSTRAP_CANDIDATES = 64
+"""Nodes drawn, among which different owners and address ranges come first."""
+
 PORT = 8440
 """Default port of `init`. Nodes store the address, so it must not change."""
 

@@ -50,6 +50,7 @@ class CoordinatorHome:
         self.objects = folder / "objects"
         self.mirror = folder / "mirror"
         self.explorer = folder / "explorer"
+        self.peers = folder / "peers.json"
         self.restored = folder / "restored"
         self.lock = folder / "lock"
 

@@ -236,7 +236,7 @@ class CoordinatorDiscovery:
         return found
 
     async def _fetch_trainer(self, config: NodeConfig, client: HttpClient) -> NodeId:
-        wanted = RelayPoll(seen=0, wait_ms=0)
+        wanted = RelayPoll(seen=0, wait_ms=0, wants_peers=False, record=b"")
         answer = await client.call(config.server, RELAY_POLL, wanted, run=config.run_id)
         return answer.message.trainer
 

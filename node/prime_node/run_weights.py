@@ -87,6 +87,10 @@ class RunWeights:
             deliver=deliver,
         )
 
+    def count_nodes(self) -> int:
+        """About how many nodes serve in the run: as the coordinator last said, and at least those known by gossip."""
+        return max(self.relay_client.nodes, len(self.directory))
+
     async def follow(self) -> None:
         """Verifies the weights on disk first. A relay then fetches everything that is announced, to serve it."""
         lost = await self.fetcher.verify_store_once()

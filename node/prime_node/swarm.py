@@ -5,6 +5,7 @@ This module wires parts that may each fail and restart; the daemon supervises th
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from random import Random
 
 from prime_node.config import NodeConfig
@@ -23,7 +24,8 @@ from prime_protocol.log.tree_head import VerifierKey
 from prime_protocol.wire.ids import NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.gossip.transport import GossipPublisher, Libp2pTransport
+from prime_runtime.gossip.libp2p_transport import Libp2pTransport
+from prime_runtime.gossip.transport import GossipPublisher
 from prime_runtime.http.client import HttpClient
 from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.server import HttpServer
@@ -79,7 +81,7 @@ class Swarm:
             )
             for run, trainer in trainers.items()
         }
-        self.libp2p = Libp2pTransport(key, network, config.p2p, clock=clock, guard=self.guard)
+        self.libp2p = self._open_libp2p(key)
         transports = (self._first.relay_client.send, self.libp2p.send)
         self._publisher = GossipPublisher(
             key, network, self.guard, clock=clock, sequence=SequenceCounter.shared(), transports=transports
@@ -98,6 +100,25 @@ class Swarm:
     def _first(self) -> RunWeights:
         return next(iter(self.runs.values()))
 
+    def _open_libp2p(self, key: WalletKey) -> Libp2pTransport:
+        """It starts when the coordinator's first answer has named peers, or with those of the last start."""
+        config = self._config
+        libp2p = Libp2pTransport(
+            key,
+            config.network_id,
+            # A coordinator at a private address means a network inside one building.
+            replace(config.p2p, allow_private=config.p2p.allow_private or config.allows_private_addresses),
+            clock=self._clock,
+            guard=self.guard,
+            peers_file=NodeFolder(config.folder).peers,
+        )
+        libp2p.count_nodes = lambda run: self.runs[run].count_nodes()
+        for weights in self.runs.values():
+            relay = weights.relay_client
+            relay.wants_peers, relay.get_record = libp2p.wants_peers, lambda: libp2p.record
+            relay.on_peers = lambda peers: libp2p.add_peers(peers, seed=config.server.node)
+        return libp2p
+
     def _make_announcer(self, weights: RunWeights) -> Announcer:
         return Announcer(
             weights.server,
@@ -105,7 +126,7 @@ class Swarm:
             run=weights.run,
             clock=self._clock,
             list_urls=lambda: self.urls,
-            count_nodes=lambda: weights.relay_client.nodes,
+            count_nodes=weights.count_nodes,
         )
 
     def _open_head_monitor(self, client: HttpClient, key: WalletKey) -> HeadMonitor:
@@ -118,7 +139,7 @@ class Swarm:
             log_key=VerifierKey.parse(config.log_key) if config.log_key else None,
             clock=self._clock,
             publish=self._publish_head,
-            count_nodes=lambda: max(each.relay_client.nodes for each in self.runs.values()),
+            count_nodes=lambda: max(each.count_nodes() for each in self.runs.values()),
             witness=key,
         )
 
@@ -205,9 +226,6 @@ class Swarm:
     # --- Parts ------------------------------------------------------------------------------------------------------
 
     async def _run_gossip(self) -> None:
-        self.libp2p.count_nodes = lambda run: self.runs[run].relay_client.nodes
-        if self._config.p2p.enabled:
-            self.libp2p.add_bootstrap((await self._first.relay_client.poll()).peers)
         await self.libp2p.run(self.handle_gossip, self._list_runs)
 
     def _list_runs(self) -> list[RunId]:

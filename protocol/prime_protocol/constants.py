@@ -850,6 +850,12 @@ GOSSIP_SEEN_MAX = 2**16
 PEER_RECORDS_MAX = 32
 """Most peer records in one answer. A node that knows this many peers is well connected."""
 
+BOOTSTRAP_NODES = 12
+"""Nodes of the run that the coordinator names to a node that starts: as many as a node dials (p2p.peers_target)."""
+
+BOOTSTRAP_PEERS_MAX = ADDRESSES_MAX + BOOTSTRAP_NODES
+"""Addresses in an answer of the relay: the coordinator's own, and one of each node."""
+
 PEER_RECORD_BYTES_MAX = 4096
 """Largest envelope of a peer record: ADDRESSES_MAX addresses take under 2 kB."""
 

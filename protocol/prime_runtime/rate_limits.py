@@ -145,12 +145,23 @@ def address_group(address: str) -> str:
 
 def network_group(address: str) -> str:
     """The unit that counts as one network: a /24, or the /48 that providers assign to an IPv6 site."""
+    return _mask(address, bits_4=24, bits_6=48)
+
+
+@lru_cache(maxsize=4096)
+def address_range(address: str) -> str:
+    """The unit that counts as one owner of addresses: a /16, or the /32 that registries assign to an IPv6 provider.
+    Thousands of addresses of one such range are cheap; addresses of many ranges are not."""
+    return _mask(address, bits_4=16, bits_6=32)
+
+
+def _mask(address: str, *, bits_4: int, bits_6: int) -> str:
     origin = address_group(address)
     try:
         parsed = ip_address(origin.partition("/")[0])
     except ValueError:
         return origin
-    bits = 48 if isinstance(parsed, IPv6Address) else 24
+    bits = bits_6 if isinstance(parsed, IPv6Address) else bits_4
     return str(ip_network(f"{parsed}/{bits}", strict=False))
 
 

@@ -55,7 +55,7 @@ async def share(node: Party, frame: bytes) -> RelayPublishReply:
 
 
 async def ask(node: Party, seen: int = 0, wait_ms: int = 0) -> RelayPollReply:
-    return await node.call(RELAY_POLL, RelayPoll(seen=seen, wait_ms=wait_ms))
+    return await node.call(RELAY_POLL, RelayPoll(seen=seen, wait_ms=wait_ms, wants_peers=True, record=b""))
 
 
 def words(records: RelayPollReply) -> list[Any]:

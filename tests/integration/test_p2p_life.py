@@ -256,13 +256,6 @@ async def test_listening_everywhere_tells_addresses_that_can_be_dialled() -> Non
             await meshed(node, other)
 
 
-async def test_kademlia_can_be_switched_on_beside_the_exchange() -> None:
-    async with line(TRAINER, 2, kademlia=True) as (trainer, other):
-        await trainer.publish(RUN, announced())
-        assert (await other.receive()).message == announced()
-        assert trainer.status().restarts == other.status().restarts == 0
-
-
 async def test_without_the_window_patch_gossip_still_flows() -> None:
     async with line(TRAINER, 2, window_patch=False) as (trainer, other):
         for step in range(20):

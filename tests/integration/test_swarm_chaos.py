@@ -16,7 +16,7 @@ from support.processes.swarm import (
     until,
 )
 
-P2P = ("--p2p-enabled", "--p2p-listen", HERE)
+P2P = ("--p2p-listen", HERE)
 NODE = ("--weights-build", "--upload-slots", "8", "--upload-address-slots", "8")
 """Everybody is on one address here."""
 VALUES = 400_000

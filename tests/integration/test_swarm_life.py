@@ -17,7 +17,8 @@ from support.processes.swarm import (
     until,
 )
 
-P2P = ("--p2p-enabled", "--p2p-listen", HERE)
+P2P = ("--p2p-listen", HERE)
+OFF = ("--p2p-enabled", "off")
 
 
 async def test_relays_with_and_without_libp2p_hold_what_was_published_bit_exact(tmp_path: Path) -> None:
@@ -28,7 +29,7 @@ async def test_relays_with_and_without_libp2p_hold_what_was_published_bit_exact(
         assert again == published, "the same command publishes nothing twice"
 
         origin = await swarm.origin(*P2P)
-        gossiping, plain = await swarm.relay("relay-1", *P2P), await swarm.relay("relay-2")
+        gossiping, plain = await swarm.relay("relay-1", *P2P), await swarm.relay("relay-2", *OFF)
         for relay in (gossiping, plain):
             status = await relay.until_held(published.root, "keyframe")
             manifest = published.manifests["keyframe"]
@@ -52,7 +53,7 @@ async def test_relays_with_and_without_libp2p_hold_what_was_published_bit_exact(
 
         status = await gossiping.until(lambda status: status["p2p"]["peers"] > 0, "a peer")
         assert status["p2p"]["is_on"]
-        assert held[1]["p2p"]["text"].startswith("off: p2p.enabled is false; gossip comes from the coordinator")
+        assert held[1]["p2p"]["text"].startswith("off: p2p.enabled is off; gossip comes from the coordinator")
         for relay in (gossiping, plain):
             status = await relay.until(lambda status: status["heads"]["compared"] > 0, "a head of another that fits")
             assert status["heads"]["forks"] == []

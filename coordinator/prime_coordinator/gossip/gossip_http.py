@@ -5,14 +5,16 @@ and the run's trainer may post and may long-poll.
 """
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from prime_coordinator.constants import GOSSIP_ANSWERS_PER_S, GOSSIP_POLL_PAUSE_MS
 from prime_coordinator.core import Core
+from prime_coordinator.gossip.bootstrap import BootstrapNodes
 from prime_coordinator.gossip.relay import GossipRelay
-from prime_protocol.constants import RELAY_WAIT_MS_MAX
+from prime_protocol.constants import ADDRESSES_MAX, RELAY_WAIT_MS_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.guard import GossipGuard, GossipIgnored, GossipRejected
 from prime_protocol.gossip.messages import (
@@ -26,6 +28,7 @@ from prime_protocol.gossip.messages import (
     RelayPublish,
     RelayPublishReply,
     get_topic,
+    open_peer_record,
 )
 from prime_protocol.ledger.entries import NodeStatus
 from prime_protocol.wire.envelope import open_envelope
@@ -34,6 +37,8 @@ from prime_protocol.wire.rpc import RefusalCode
 from prime_runtime.clock import Clock
 from prime_runtime.http.messages import RefusalError
 from prime_runtime.http.server import Caller, HttpServer
+
+log = logging.getLogger(__name__)
 
 HANDLE_MARGIN_MS = 5_000
 """A long poll is answered this long before the server would time it out."""
@@ -80,6 +85,9 @@ class GossipMembers:
         found = self.core.state.nodes.get(node)
         return found is not None and found.registered is not None and found.status is not NodeStatus.BANNED
 
+    def get_owner(self, node: NodeId) -> NodeId:
+        return self.core.state.owners.get(node, node)
+
     def make_guard(self, network: NetworkId) -> GossipGuard:
         return GossipGuard(network, is_trainer=self.is_trainer, is_member=self.is_member)
 
@@ -92,6 +100,7 @@ class GossipHttp:
         members: GossipMembers,
         relay: GossipRelay,
         guard: GossipGuard,
+        bootstrap: BootstrapNodes,
         *,
         network: NetworkId,
         clock: Clock,
@@ -100,6 +109,7 @@ class GossipHttp:
         self._members = members
         self._relay = relay
         self._guard = guard
+        self._bootstrap = bootstrap
         self._network = network
         self._clock = clock
         self._wait_ms_max = max(0, min(RELAY_WAIT_MS_MAX, handle_ms - HANDLE_MARGIN_MS))
@@ -165,6 +175,8 @@ class GossipHttp:
     async def poll(self, caller: Caller, wanted: RelayPoll) -> RelayPollReply:
         run = self._run_of(caller)
         if self._members.is_member(run, caller.sender):
+            if wanted.record:
+                self._learn_record(run, caller.sender, wanted.record)
             await self._wait(run, caller.sender, wanted)
         cursor, frames = self._relay.read(run, wanted.seen, self._clock.now_ms())
         self.replies += 1
@@ -173,9 +185,23 @@ class GossipHttp:
             cursor=cursor,
             trainer=self._members.core.state.runs[run].terms.trainer,
             nodes=self._relay.count_nodes(run),
-            peers=self.list_peers(),
+            peers=self._choose_peers(run, caller.sender) if wanted.wants_peers else (),
             frames=frames,
         )
+
+    def _learn_record(self, run: RunId, node: NodeId, frame: bytes) -> None:
+        now_ms = self._clock.now_ms()
+        try:
+            record = open_peer_record(frame, network=self._network, now_ms=now_ms)
+        except RemoteError as error:
+            log.debug("the peer record of %s is not used: %s", node, error)  # its gossip goes on without it
+            return
+        if record.payload.sender == node:
+            self._bootstrap.put(run, record, self._members.get_owner(node), now_ms)
+
+    def _choose_peers(self, run: RunId, node: NodeId) -> tuple[str, ...]:
+        own = self.list_peers()[:ADDRESSES_MAX]
+        return own + self._bootstrap.choose(run, node, self._clock.now_ms())
 
     def count_waiting(self) -> int:
         return len(self._waiting)

@@ -9,8 +9,10 @@ import random
 
 from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.core import Core
+from prime_coordinator.gossip.bootstrap import BootstrapNodes
 from prime_coordinator.gossip.gossip_http import GossipHttp, GossipMembers
 from prime_coordinator.gossip.relay import GossipRelay
+from prime_coordinator.home import CoordinatorHome
 from prime_protocol.constants import ADDRESSES_MAX, HEAD_REPEAT_MS
 from prime_protocol.errors import LocalError
 from prime_protocol.gossip.accusation import Accusation
@@ -18,7 +20,8 @@ from prime_protocol.gossip.messages import HeadSeen, ReceivedGossip
 from prime_protocol.wire.ids import Digest, NodeId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.gossip.transport import GossipPublisher, Libp2pTransport
+from prime_runtime.gossip.libp2p_transport import Libp2pTransport
+from prime_runtime.gossip.transport import GossipPublisher
 from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.announcer import Announcer
@@ -48,12 +51,26 @@ class CoordinatorGossip:
         self._urls: tuple[str, ...] = ()
         self.relay = GossipRelay(random.Random(), now_ms=clock.now_ms())
         self.gossip_http = GossipHttp(
-            members, self.relay, guard, network=network, clock=clock, handle_ms=config.limits.handle_ms
+            members,
+            self.relay,
+            guard,
+            BootstrapNodes(random.Random(), allows_private=config.p2p.dials_private),
+            network=network,
+            clock=clock,
+            handle_ms=config.limits.handle_ms,
         )
         self._origin_run: RunId | None = None
         self._directory = ServerDirectory()
         """Other servers, for clients that our origin has no upload slot for."""
-        self._libp2p = Libp2pTransport(key, network, config.p2p, clock=clock, guard=guard)
+        self._libp2p = Libp2pTransport(
+            key,
+            network,
+            config.p2p,
+            clock=clock,
+            guard=guard,
+            peers_file=CoordinatorHome(config.folder).peers,
+            is_seed=True,
+        )
         self._publisher = GossipPublisher(
             key, network, guard, clock=clock, sequence=SequenceCounter(), transports=(self._store, self._libp2p.send)
         )

@@ -121,7 +121,7 @@ def make_node(plan: DevnetPlan, url: str, part: DevnetRole, number: int) -> Devn
     role = CLAIMED_ROLES.get(part, part)
     words = ["prime-node", "start", "--folder", str(folder), "--coordinator", url, "--role", role]
     words += ["--announce", "http://127.0.0.1:0", "--weights-allow-private", "--no-page-enabled"]
-    words += ["--p2p-enabled", "--p2p-listen", "/ip4/127.0.0.1/tcp/0"]
+    words += ["--p2p-listen", LOOPBACK_MULTIADDR]
     if part in CLAIMED_ROLES:
         words += ["--engine-python", str(get_interpreter_path(plan, name))]
     return DevnetProcess(name=name, part=part, words=tuple(words), folder=folder)
@@ -165,7 +165,7 @@ def make_coordinator_argv(plan: DevnetPlan) -> tuple[str, ...]:
         "read_api.per_second": 1_000,
         "read_api.burst": 1_000,
     }
-    words = ["prime-coordinator", "init", "--folder", str(get_coordinator_folder(plan)), "--p2p-enabled"]
+    words = ["prime-coordinator", "init", "--folder", str(get_coordinator_folder(plan))]
     return (*words, "--password-file", str(get_password_file(plan)), *make_flags(settings))
 
 
@@ -219,7 +219,7 @@ def make_trainer_argv(plan: DevnetPlan, url: str, coordinator: str, model: Path)
 
 def make_origin_argv(plan: DevnetPlan, url: str, coordinator: str) -> tuple[str, ...]:
     settings = {**_list_trainer_settings(plan, url, coordinator), "p2p.listen": LOOPBACK_MULTIADDR}
-    return ("prime-trainer", "origin", *make_flags(settings), "--p2p-enabled")
+    return ("prime-trainer", "origin", *make_flags(settings))
 
 
 def _list_trainer_settings(plan: DevnetPlan, url: str, coordinator: str) -> dict[str, object]:

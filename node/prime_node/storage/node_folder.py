@@ -7,6 +7,7 @@ weights/      manifests and shards             heads/      the newest tree head,
 spool/        files that wait to be uploaded   datasets/   problem files of task sets
 engine/       caches of the engine             chain/      pending transactions and appeals on a chain
 replay/       the replayed ledger's state      accusations/  signed evidence that the coordinator broke a rule
+peers.json    libp2p peers to start with
 paused.json   what the owner has paused        node.log    the log, as JSON lines; rotated ones beside it
 self_checks.json   how many files each kind of engine has passed in full
 lock          the running process, and how other commands reach it
@@ -42,6 +43,7 @@ class NodeFolder:
         self.journal = folder / "journal.db"
         self.weights = folder / "weights"
         self.heads = folder / "heads"
+        self.peers = folder / "peers.json"
         self.replay = folder / "replay" / "state.snapshot"
         self.accusations = folder / "accusations"
         self.spool = folder / "spool"

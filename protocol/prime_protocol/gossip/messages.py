@@ -15,6 +15,7 @@ from typing import Annotated
 from prime_protocol.constants import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
+    BOOTSTRAP_PEERS_MAX,
     FRAME_BYTES_MAX,
     GOSSIP_FRAME_BYTES_MAX,
     GOSSIP_LIFE_MS,
@@ -313,6 +314,11 @@ class RelayPoll:
     seen: Uint
     """The cursor of the last answer; 0 at first."""
     wait_ms: Annotated[int, Range(0, RELAY_WAIT_MS_MAX)]
+    wants_peers: bool
+    """Whether the answer names peers to dial over libp2p."""
+    record: Annotated[bytes, Size(0, PEER_RECORD_BYTES_MAX)]
+    """The frame of the asker's own peer record, which the coordinator gives to others; empty if it cannot be dialled,
+    or did not change since the last poll."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -324,8 +330,9 @@ class RelayPollReply:
     """Whose announcements count in this run."""
     nodes: Uint
     """Number of nodes that serve in this run; the repeat interval of a serving record depends on it."""
-    peers: Annotated[tuple[Annotated[str, Size(1, ADDRESS_CHARS_MAX)], ...], Size(0, ADDRESSES_MAX)]
-    """Where the coordinator itself can be dialled over libp2p; empty if it does not gossip."""
+    peers: Annotated[tuple[Annotated[str, Size(1, ADDRESS_CHARS_MAX)], ...], Size(0, BOOTSTRAP_PEERS_MAX)]
+    """Where to start in libp2p, if it was asked for: the coordinator's own addresses, if it gossips, and one address
+    each of some nodes of the run. The others are hearsay until the peer proves its key."""
     frames: Annotated[tuple[GossipFrame, ...], Size(0, RELAY_FRAMES_MAX)]
     """Announcements first, newest step first; then some of the serving records; then a few seen heads and
     accusations."""

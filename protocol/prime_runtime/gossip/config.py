@@ -1,8 +1,9 @@
 """The settings and the status of gossip over libp2p. Importing this module does not need the library."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from ipaddress import ip_address
-from typing import Annotated
+from typing import Annotated, Self
 
 from prime_protocol.constants import ADDRESSES_MAX
 from prime_protocol.errors import RemoteError
@@ -12,18 +13,36 @@ from prime_runtime.settings.schema import Between, ConfigError, settings_class
 BOOTSTRAP_MAX = 64
 
 
+class P2PMode(StrEnum):
+    """Whether a program gossips over libp2p."""
+
+    AUTO = "auto"
+    """Where the library is installed, as soon as a peer is known."""
+    ON = "on"
+    """From the start; a missing library is logged as a warning."""
+    OFF = "off"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Self | None:
+        """Release 0.1.0 wrote true and false."""
+        return {"true": cls.ON, "false": cls.OFF}.get(str(value).lower())
+
+
 @settings_class
 class P2PConfig:
     """The section [p2p]: how this node takes part in gossip."""
 
-    enabled: bool = False
-    """Take part in gossip over libp2p; needs the extra p2p. Without it gossip travels through the coordinator."""
+    enabled: P2PMode = P2PMode.AUTO
+    """Take part in gossip over libp2p. auto: where libp2p is installed, as soon as a peer is known. Without libp2p,
+    gossip travels through the coordinator."""
     listen: str = "/ip4/0.0.0.0/tcp/0"
-    """Where to listen: /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT; port 0 takes a free port; empty: only dial."""
+    """Where to listen: /ip4/ADDRESS/tcp/PORT or /ip6/ADDRESS/tcp/PORT; port 0 takes a free port and keeps it over
+    restarts; empty: only dial."""
     announce: tuple[str, ...] = ()
     """Addresses to announce instead of the listening address, each /ip4|ip6|dns4|dns6/HOST/tcp/PORT."""
     bootstrap: tuple[str, ...] = ()
-    """Peers to dial first, each /ip4|ip6|dns4|dns6/HOST/tcp/PORT/p2p/PEER-ID."""
+    """Further peers to dial first, each /ip4|ip6|dns4|dns6/HOST/tcp/PORT/p2p/PEER-ID. The coordinator names some, and a
+    node remembers those that it knew before a restart."""
     allow_private: bool = False
     """Dial private and loopback addresses that peers announce: for networks in one building or on one machine. A node
     that listens on such an address always does so."""
@@ -33,8 +52,6 @@ class P2PConfig:
     """Maximum number of connections. Each costs about 65 kB and 6 tasks."""
     connections_per_address_max: Annotated[int, Between(1, 10_000)] = 8
     """Maximum number of connections from one IPv4 address or IPv6 /64, including unfinished handshakes."""
-    kademlia: bool = False
-    """Also use a Kademlia table to find peers. It costs CPU, and the peer exchange works without it."""
     ping_ms: Annotated[int, Between(100, 600_000)] = 15_000
     """Interval between pings of a connected peer. A peer that misses two in a row is dropped."""
     exchange_ms: Annotated[int, Between(100, 600_000)] = 30_000

@@ -67,6 +67,7 @@ from prime_protocol.wire.rpc import REFUSAL_SUFFIX, REPLY_SUFFIX, Endpoint, Refu
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain, SubmissionReceipt, VerdictReceipt, sign_document
 from prime_runtime.clock import SystemClock
+from prime_runtime.gossip.config import P2PConfig, P2PMode
 from prime_runtime.http.client import CallRefused, HttpClient, open_client
 from prime_runtime.http.config import ClientLimits, ServerAddress
 from prime_runtime.http.messages import ENVELOPE_HEADER
@@ -114,7 +115,8 @@ async def make_folder(
         randomness_period_s=1,
         draw_margin_ms=DRAW_MARGIN_MS,
         intake=IntakeConfig(memory_mb_max=2048),
-        **settings or {},
+        # A second of CPU for each coordinator; tests of gossip turn it on.
+        **{"p2p": P2PConfig(enabled=P2PMode.OFF), **(settings or {})},
     )
     await initialise(config, SystemClock())
     key = load_key(config)

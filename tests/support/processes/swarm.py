@@ -270,7 +270,7 @@ class Swarm:
 async def running_swarm(folder: Path, *, p2p: bool = False, **settings: Any) -> AsyncIterator[Swarm]:
     """A coordinator with one run, and a store that nothing was published to yet."""
     if p2p:
-        settings["p2p"] = P2PConfig(enabled=True, listen=HERE)
+        settings["p2p"] = P2PConfig(listen=HERE)
     config = await make_folder(folder / "coordinator", books=LogWriterConfig(head_ms=100), settings=settings)
     async with running(config) as coordinator, AsyncExitStack() as stack:
         yield Swarm(folder, coordinator, stack)

@@ -12,7 +12,8 @@ from contextlib import AsyncExitStack
 from prime_protocol.gossip.guard import GossipGuard
 from prime_protocol.gossip.messages import ReceivedGossip
 from prime_runtime.clock import Clock, SystemClock
-from prime_runtime.gossip.transport import GossipHttpClient, GossipPublisher, Libp2pTransport
+from prime_runtime.gossip.libp2p_transport import Libp2pTransport
+from prime_runtime.gossip.transport import GossipHttpClient, GossipPublisher
 from prime_runtime.http.client import HttpClient
 from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
@@ -29,6 +30,7 @@ from prime_trainer.config import OriginServerConfig
 log = logging.getLogger(__name__)
 
 ORIGIN_LOCK_NAME = "origin.lock"
+PEERS_NAME = "origin.peers.json"
 
 
 class OriginServer:
@@ -48,7 +50,14 @@ class OriginServer:
         self._http = HttpServer(self._key, network, clock=clock, limits=config.limits)
         self._server.add_routes(self._http)
         self._guard = GossipGuard(network, is_trainer=lambda run, node: node == trainer)
-        self._libp2p = Libp2pTransport(self._key, network, config.p2p, clock=clock, guard=self._guard)
+        self._libp2p = Libp2pTransport(
+            self._key,
+            network,
+            config.p2p,
+            clock=clock,
+            guard=self._guard,
+            peers_file=config.store / PEERS_NAME,
+        )
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until told to stop. LocalError if the port is taken, or another origin runs on this store."""
@@ -88,6 +97,9 @@ class OriginServer:
             guard=self._guard,
             deliver=self._on_gossip,
         )
+        relay.wants_peers, relay.get_record = self._libp2p.wants_peers, lambda: self._libp2p.record
+        relay.on_peers = lambda peers: self._libp2p.add_peers(peers, seed=config.server.node)
+        self._libp2p.count_nodes = lambda run: relay.nodes
         transports = (relay.send, self._libp2p.send)
         publisher = GossipPublisher(
             self._key, network, self._guard, clock=self._clock, sequence=SequenceCounter.shared(), transports=transports
@@ -106,8 +118,6 @@ class OriginServer:
 
     def _parts(self, relay: GossipHttpClient, announcer: Announcer) -> list[SupervisedTask]:
         async def gossip() -> None:
-            if self._config.p2p.enabled:
-                self._libp2p.add_bootstrap((await relay.poll()).peers)
             await self._libp2p.run(self._on_gossip, lambda: [self._config.run_id])
 
         return [

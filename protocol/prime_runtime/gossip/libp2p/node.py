@@ -49,6 +49,10 @@ class P2PCounters:
     messages_refused: int = 0
     messages_ignored: int = 0
     addresses: tuple[str, ...] = ()
+    record: bytes = b""
+    """The frame of this node's own peer record; empty if it cannot be dialled."""
+    dialled: tuple[str, ...] = ()
+    """Addresses of connected peers that this node has dialled."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +75,16 @@ class P2PNode:
     """A libp2p identity: joins runs, publishes frames, and returns the messages of others."""
 
     def __init__(
-        self, key: WalletKey, network: NetworkId, config: P2PConfig, *, clock: Clock, guard: GossipGuard
+        self,
+        key: WalletKey,
+        network: NetworkId,
+        config: P2PConfig,
+        *,
+        clock: Clock,
+        guard: GossipGuard,
+        port: int = 0,
     ) -> None:
+        """`port`: the one of an earlier start, taken again if it is free and the settings name none."""
         limits = PeerLimits(
             target=config.peers_target,
             known_max=KNOWN_MAX,
@@ -96,7 +108,9 @@ class P2PNode:
         self._session: P2PSession | None = None
         self._thread: TrioThread | None = None
         self._restarter: asyncio.Task[None] | None = None
+        self.bootstrap = config.bootstrap
         self._listen = config.listen
+        self._old_port = port if config.listen.endswith("/tcp/0") else 0
         self._restarts = 0
         self._last_error = ""
 
@@ -107,7 +121,16 @@ class P2PNode:
         from prime_runtime.gossip.libp2p.trio_thread import CrossThreadQueue
 
         self._inbox = CrossThreadQueue(self.state.config.inbox_max)
-        await self._open_session()
+        if self._old_port:
+            self._listen = self._listen.removesuffix("0") + str(self._old_port)
+        try:
+            await self._open_session()
+        except LocalError:
+            if not self._old_port:
+                raise
+            log.info("the port %d of the last start is in use; taking another", self._old_port)
+            self._listen = self.state.config.listen
+            await self._open_session()
         self._restarter = asyncio.create_task(self._restart_sessions(), name="p2p restarter")
 
     async def join(self, run: RunId) -> None:
@@ -118,6 +141,11 @@ class P2PNode:
                 await self._call("join", run)
             except LocalError:
                 log.info("the topics of %s are joined after the restart", run)
+
+    async def add_peers(self, bootstrap: tuple[str, ...], others: dict[str, list[str]]) -> None:
+        """Bootstrap peers, and addresses to try, by who named them. LocalError: libp2p is down."""
+        await self._call("add_peers", bootstrap, others)
+        self.bootstrap = bootstrap
 
     async def publish_frame(self, run: RunId, kind: GossipKind, frame: bytes) -> None:
         """Publish a frame that our guard has accepted. RemoteError: it is not valid. LocalError: libp2p is down."""
@@ -133,6 +161,7 @@ class P2PNode:
     def status(self) -> P2PStatus:
         is_running = self._thread is not None and not self._thread.done.done()
         counts = asdict(self.state.counts)
+        del counts["record"], counts["dialled"]
         if not is_running:
             counts["connected"] = 0
         return P2PStatus(

@@ -1,16 +1,17 @@
 """What this node knows of other peers: addresses, signed records, scores, bans, and which peer to forget first. Pure.
 
-A peer id is free to create, so a new peer is never trusted: the number of known peers is bounded per host and in
-total, and three banned peers behind one address block that address for a while. peer_table.py decides which peers to
-dial and keep.
+A peer id is free to create, so a new peer is never trusted: the number of known peers is bounded per host, per address
+range, per peer that names them, and in total. Three banned peers behind one address block that address for a while.
+peer_table.py decides which peers to dial and keep.
 """
 
+from collections import Counter
 from dataclasses import dataclass, field
 from enum import Enum
 from hashlib import sha256
-from ipaddress import ip_address
 
 from prime_protocol.wire.addresses import PeerAddress
+from prime_runtime.gossip.known_peers import get_range, is_private
 from prime_runtime.rate_limits import address_group
 
 HALF_LIFE_MS = 300_000
@@ -75,6 +76,10 @@ class PeerScore:
 
 
 GROUP_BANS_MAX = 3
+SOURCE_SHARE = 8
+"""One peer may name at most this part of the peers that are known ..."""
+RANGE_SHARE = 8
+"""... and at most this part may have addresses of one range, however many peers name them."""
 LOOPBACK = ("127.0.0.1", "::/64")
 """This machine. Several nodes may run on it, so the limit per address does not apply."""
 
@@ -85,6 +90,8 @@ class DialTarget:
 
     address: PeerAddress
     failures: int = 0
+    is_reached: bool = False
+    """The last dial reached the peer."""
     wait_until_ms: int = 0
 
 
@@ -105,6 +112,8 @@ class PeerConnection:
 @dataclass(slots=True)
 class KnownPeer:
     is_bootstrap: bool = False
+    source: str = ""
+    """Who named it first: a peer id, `coordinator` or `saved`; empty: the settings, or it connected to us."""
     targets: list[DialTarget] = field(default_factory=list)
     record: bytes = b""
     record_until_ms: int = 0
@@ -137,8 +146,10 @@ class PeerBook:
         self._limits = limits
         self._salt = salt
         self.peers: dict[str, KnownPeer] = {}
-        self._hosts: dict[str, set[str]] = {}
-        """Peers by the host of each of their addresses."""
+        self._places: dict[str, set[str]] = {}
+        """Peers by the host, and by the range, of each of their addresses."""
+        self._named: Counter[str] = Counter()
+        """Known peers by who named them first."""
 
     @property
     def known(self) -> int:
@@ -160,25 +171,42 @@ class PeerBook:
         return len(banned) >= GROUP_BANS_MAX
 
     def add_bootstrap(self, addresses: list[str]) -> None:
-        for text in addresses:
-            address = PeerAddress.parse(text)
+        """Peers for which the operator vouches, or the coordinator for itself: they are dialled at any address and are
+        never forgotten. The addresses of each are complete: others that it had are dropped."""
+        parsed = [PeerAddress.parse(text) for text in addresses]
+        for address in parsed:
             if address.peer != self._own_peer:
-                self.peers.setdefault(address.peer, KnownPeer()).is_bootstrap = True
+                peer = self.peers.setdefault(address.peer, KnownPeer())
+                peer.is_bootstrap = True
                 self._add_target(address)
+        for name in {address.peer for address in parsed} & self.peers.keys():
+            old = [target for target in self.peers[name].targets if target.address not in parsed]
+            self._drop_targets(name, old)
 
-    def learn(self, addresses: tuple[PeerAddress, ...], *, record: bytes, until_ms: int, now_ms: int) -> bool:
-        """Add a peer's signed record, or its addresses if `record` is empty. True if it was added."""
+    def learn(
+        self, addresses: tuple[PeerAddress, ...], *, record: bytes, until_ms: int, now_ms: int, source: str = ""
+    ) -> bool:
+        """Add a peer's signed record, or its addresses if `record` is empty. True if it was added.
+
+        `source` named it. Each source may name only a share of the known peers, so that one cannot crowd out the rest.
+        """
         (name,) = {address.peer for address in addresses}
         addresses = tuple(address for address in addresses if self._may_dial(address))
         if not addresses or name == self._own_peer or self.is_banned(name, now_ms):
             return False
         peer = self.peers.get(name)
+        if peer is None and self._named[source] >= max(1, self._limits.known_max // SOURCE_SHARE):
+            return False
         if peer is None and len(self.peers) >= self._limits.known_max and not self._forget_worst(now_ms):
             return False
+        is_new = peer is None
         is_added = [self._add_target(address) for address in addresses]
         peer = self.peers.get(name)
         if peer is None or not any(is_added):
             return False
+        if is_new and source:
+            peer.source = source
+            self._named[source] += 1
         if record and until_ms > peer.record_until_ms:
             kept = {str(address) for address in addresses}
             peer.record, peer.record_until_ms = record, until_ms
@@ -189,8 +217,7 @@ class PeerBook:
 
     def _may_dial(self, address: PeerAddress) -> bool:
         """A DNS name may still resolve to a private address; that reveals only whether a libp2p host answers there."""
-        is_name = address.family.startswith("dns")
-        return self._limits.allow_private or is_name or ip_address(address.host).is_global
+        return self._limits.allow_private or not is_private(address)
 
     def list_records(self, asker: str, *, count_max: int, wall_ms: int) -> list[bytes]:
         """Valid records for a peer that asks: connected peers first, then in an unpredictable order."""
@@ -200,13 +227,19 @@ class PeerBook:
 
     def forget(self, name: str) -> None:
         self._drop_targets(name, list(self.peers[name].targets))
-        del self.peers[name]
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        source = self.peers.pop(name).source
+        self._named[source] -= bool(source)
+        if not self._named[source]:
+            del self._named[source]
 
     def forget_if_empty(self, name: str, now_ms: int) -> None:
         """Forget a peer without addresses, unless it is banned."""
         peer = self.peers[name]
         if not peer.targets and not peer.score.is_banned(now_ms):
-            del self.peers[name]
+            self._remove(name)
 
     def sweep(self, now_ms: int) -> None:
         """Forget peers without addresses whose ban is over, and the oldest bans beyond the limit on known peers."""
@@ -214,38 +247,40 @@ class PeerBook:
         gone.sort()
         for until_ms, name in gone:
             if until_ms <= now_ms or len(gone) > self._limits.known_max:
-                del self.peers[name]
+                self._remove(name)
                 gone = gone[1:]
 
     def shuffle(self, name: str) -> bytes:
         return sha256(self._salt + name.encode()).digest()
 
     def _add_target(self, address: PeerAddress) -> bool:
-        """Add an address, unless too many peers claim that host."""
+        """Add an address, unless too many peers claim that host or that address range."""
         peer = self.peers.get(address.peer)
-        host = address_group(address.host) if address.family.startswith("ip") else address.host
         if peer is not None and any(target.address == address for target in peer.targets):
             return True
-        here = self._hosts.setdefault(host, set())
+        host = _get_host(address)
         is_wanted = host in LOOPBACK or (peer is not None and peer.is_bootstrap)
-        if address.peer not in here and len(here) >= self._limits.per_host_max and not is_wanted:
-            return False
-        here.add(address.peer)
+        limits = {host: self._limits.per_host_max}
+        if not is_private(address):
+            limits[get_range(address)] = max(self._limits.per_host_max, self._limits.known_max // RANGE_SHARE)
+        for place, count_max in limits.items():
+            here = self._places.get(place, set())
+            if address.peer not in here and len(here) >= count_max and not is_wanted:
+                return False
+        for place in _list_places(address):
+            self._places.setdefault(place, set()).add(address.peer)
         self.peers.setdefault(address.peer, KnownPeer()).targets.append(DialTarget(address))
         return True
 
     def _drop_targets(self, name: str, targets: list[DialTarget]) -> None:
         peer = self.peers[name]
         peer.targets = [target for target in peer.targets if target not in targets]
-        for target in targets:
-            address = target.address
-            host = address_group(address.host) if address.family.startswith("ip") else address.host
-            if any(other.address.host == address.host for other in peer.targets):
-                continue
-            here = self._hosts.get(host, set())
+        kept = {place for target in peer.targets for place in _list_places(target.address)}
+        for place in {place for target in targets for place in _list_places(target.address)} - kept:
+            here = self._places.get(place, set())
             here.discard(name)
             if not here:
-                self._hosts.pop(host, None)
+                self._places.pop(place, None)
 
     def _forget_worst(self, now_ms: int) -> bool:
         """Forget the worst peer; False if every known peer is better than a new one."""
@@ -259,3 +294,12 @@ class PeerBook:
             return False
         self.forget(worst[2])
         return True
+
+
+def _get_host(address: PeerAddress) -> str:
+    return address_group(address.host) if address.family.startswith("ip") else address.host
+
+
+def _list_places(address: PeerAddress) -> set[str]:
+    """The host and the address range, which are the same for a DNS name."""
+    return {_get_host(address), get_range(address)}

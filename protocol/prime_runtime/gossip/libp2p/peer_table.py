@@ -3,10 +3,12 @@
 peer_book.py stores the known peers. Times are monotonic, except that signed records expire by the wall clock.
 """
 
+from collections import Counter
 from dataclasses import dataclass
 
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.addresses import PeerAddress
+from prime_runtime.gossip.known_peers import get_range
 from prime_runtime.gossip.libp2p.peer_book import DialTarget, KnownPeer, PeerBook, PeerConnection, PeerFault, PeerLimits
 from prime_runtime.rate_limits import address_group
 
@@ -62,6 +64,12 @@ class PeerTable:
     def connected(self) -> int:
         return sum(1 for peer in self._peers.values() if peer.link)
 
+    def list_dialled(self) -> tuple[str, ...]:
+        """The addresses at which connected peers were reached, longest connected first: worth a dial tomorrow."""
+        linked = [(peer.link.since_ms, peer) for peer in self._peers.values() if peer.link]
+        linked.sort(key=lambda item: item[0])
+        return tuple(str(target.address) for _, peer in linked for target in peer.targets if target.is_reached)
+
     def connected_to(self, name: str, host: str, now_ms: int) -> list[PeerEffect]:
         peer = self._peers.setdefault(name, KnownPeer())
         if peer.score.is_banned(now_ms):
@@ -101,6 +109,7 @@ class PeerTable:
         for target in peer.targets:
             if str(target.address) == address:
                 target.failures = 0 if is_open else target.failures + 1
+                target.is_reached = is_open
                 wait_ms = min(DIAL_WAIT_MS_MAX, DIAL_WAIT_MS << min(20, target.failures))
                 target.wait_until_ms = now_ms + (DIAL_WAIT_MS if is_open else wait_ms)
         is_hopeless = not peer.is_bootstrap and all(p.failures >= FORGET_FAILURES for p in peer.targets)
@@ -160,9 +169,12 @@ class PeerTable:
         return effects
 
     def _choose_dials(self, now_ms: int) -> list[PeerEffect]:
+        """The best of each address range and of each source first: many addresses of one owner are cheap."""
         dialling = sum(1 for peer in self._peers.values() if peer.is_dialling)
         connected = self.connected
         wanted = min(self._limits.target - connected - dialling, DIALS_MAX - dialling)
+        if wanted <= 0:
+            return []
         ready: list[tuple[tuple[int, float, bytes], str, DialTarget]] = []
         for name, peer in self._peers.items():
             if peer.link or peer.is_dialling or not peer.targets or peer.score.is_banned(now_ms):
@@ -171,9 +183,30 @@ class PeerTable:
             if self._wait_until(peer, target, connected) <= now_ms:
                 ready.append(((target.failures, -peer.score.at(now_ms), self.book.shuffle(name)), name, target))
         ready.sort(key=lambda item: item[0])
-        for _, name, _ in ready[: max(0, wanted)]:
+        chosen: list[PeerEffect] = []
+        ranges, sources = self._count_used()
+        while ready and len(chosen) < wanted:
+            # The sort is stable: among equals the first is the best.
+            best = min(
+                ready, key=lambda item: (ranges[get_range(item[2].address)], sources[self._peers[item[1]].source])
+            )
+            ready.remove(best)
+            _, name, target = best
             self._peers[name].is_dialling = True
-        return [DialPeer(name, str(target.address)) for _, name, target in ready[: max(0, wanted)]]
+            ranges[get_range(target.address)] += 1
+            sources[self._peers[name].source] += 1
+            chosen.append(DialPeer(name, str(target.address)))
+        return chosen
+
+    def _count_used(self) -> tuple[Counter[str], Counter[str]]:
+        """Address ranges and sources of the peers that this node is connected to, or is dialling."""
+        ranges: Counter[str] = Counter()
+        sources: Counter[str] = Counter()
+        for peer in self._peers.values():
+            if peer.link or peer.is_dialling:
+                ranges.update({get_range(target.address) for target in peer.targets})
+                sources[peer.source] += 1
+        return ranges, sources
 
     def _wait_until(self, peer: KnownPeer, target: DialTarget, connected: int) -> int:
         """A node that has lost all peers does not wait ten minutes for its bootstrap peers."""

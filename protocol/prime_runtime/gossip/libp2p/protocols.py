@@ -1,12 +1,10 @@
-"""The protocols on one libp2p host: GossipSub 1.1, peer exchange, Kademlia.
+"""The protocols on one libp2p host: GossipSub 1.1 and peer exchange.
 
 GossipSub validates each message with the pure GossipGuard before forwarding it. The reasons for its settings are in
 docs/decisions/0004-libp2p-behind-a-guard.md. Peer exchange (`/prime/peers/1`, docs/protocol/gossip.md) is one request
-and one answer, each with a length of four bytes. Kademlia is optional. The library fixes its protocol name at
-`/ipfs/kad/1.0.0`, so a node that also spoke to the public table would join the two; its lookups cost CPU.
+and one answer, each with a length of four bytes.
 """
 
-import logging
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -14,11 +12,7 @@ import trio
 from libp2p.custom_types import TProtocol
 from libp2p.exceptions import BaseLibp2pError
 from libp2p.io.utils import read_exactly
-from libp2p.kad_dht.kad_dht import DHTMode, KadDHT
-from libp2p.peer.peerstore import PeerStoreError
 from libp2p.pubsub.gossipsub import PROTOCOL_ID_V11, GossipSub
-from libp2p.tools.anyio_service import background_trio_service
-from multiaddr.exceptions import BinaryParseError
 
 from prime_protocol.constants import (
     GOSSIP_MESH,
@@ -35,9 +29,6 @@ from prime_protocol.wire.ids import NetworkId, RunId
 from prime_runtime.gossip.libp2p.patches import QUEUE_MAX, GuardedPubsub, ReportFault
 from prime_runtime.gossip.libp2p.peer_book import PeerFault
 from prime_runtime.rate_limits import RateLimit, TokenBuckets
-
-log = logging.getLogger(__name__)
-
 
 HEARTBEAT_S = 1
 BACKPRESSURE_POLL_S = 0.005
@@ -209,65 +200,3 @@ async def _close_stream(stream: Any) -> None:
             await stream.close()
         except STREAM_FAILURES:
             return
-
-
-KADEMLIA_ROUND_S = 30.0
-"""Interval between two lookups."""
-KADEMLIA_EMPTY_ROUND_S = 1.0
-"""The same while the routing table is empty."""
-
-
-class Kademlia:
-    """A Kademlia server on one host."""
-
-    def __init__(self, host: Any, *, round_s: float = KADEMLIA_ROUND_S) -> None:
-        self._host = host
-        self._round_s = round_s
-        self._dht = KadDHT(host, DHTMode.SERVER)
-
-    async def run(self, found: Callable[[list[str]], None]) -> None:
-        """Run as long as the host; `found` receives addresses with peer ids."""
-        try:
-            async with background_trio_service(self._dht):
-                await self._meet()
-                # The library's first lookup found no peers, and its second comes ten minutes later.
-                await self._dht.refresh_routing_table()
-                while True:
-                    await self._enter_connected()
-                    found(self._addresses())
-                    await trio.sleep(self._round_s)
-        except Exception as error:  # boundary: gossip works without it
-            log.error("Kademlia failed; the peer exchange continues", exc_info=error)
-
-    async def _meet(self) -> None:
-        """Wait until the routing table has a peer."""
-        while not self._dht.routing_table.get_peer_ids():
-            await self._enter_connected()
-            await trio.sleep(KADEMLIA_EMPTY_ROUND_S)
-
-    async def _enter_connected(self) -> None:
-        for peer in self._host.get_connected_peers():
-            await self._dht.add_peer(peer)
-
-    def _addresses(self) -> list[str]:
-        return [
-            f"{text}/p2p/{peer}"
-            for peer in self._dht.routing_table.get_peer_ids()
-            for address in self._known(peer)
-            if (text := _format_address(address))
-        ]
-
-    def _known(self, peer: Any) -> list[Any]:
-        """Addresses of a peer; none if the library has dropped them."""
-        try:
-            return list(self._host.get_peerstore().addrs(peer))
-        except PeerStoreError:
-            return []
-
-
-def _format_address(address: Any) -> str:
-    """The address without its peer id; empty if the bytes are invalid."""
-    try:
-        return str(address).partition("/p2p/")[0]
-    except BinaryParseError:
-        return ""

@@ -45,7 +45,7 @@ from prime_runtime.gossip.libp2p.peer_table import (
     PingPeer,
     parse_peer_address,
 )
-from prime_runtime.gossip.libp2p.protocols import STREAM_FAILURES, GossipSubService, Kademlia, PeerExchange, is_hostile
+from prime_runtime.gossip.libp2p.protocols import STREAM_FAILURES, GossipSubService, PeerExchange, is_hostile
 from prime_runtime.rate_limits import RateLimitedLogger
 
 TICK_S = 0.25
@@ -79,7 +79,6 @@ class P2PSession(INotifee):
         self.gossiping = GossipSubService(self.host, state.network, state.guard, self, now_ms=state.clock.now_ms)
         self._exchange = PeerExchange(self.host, answer=self._answer, now_ms=self._now_ms, blame=self.blame)
         self._pings = PingService(self.host)
-        self._kademlia = Kademlia(self.host) if config.kademlia else None
 
     async def main(self, ready: Callable[[], None], stopping: trio.Event) -> None:
         """Run until asked to stop, or until the library crashes in spite of the guard."""
@@ -96,8 +95,6 @@ class P2PSession(INotifee):
                 await self.gossiping.pubsub.wait_until_ready()
                 for run in self._state.runs:
                     await self.gossiping.join(run)
-                if self._kademlia is not None:
-                    nursery.start_soon(self._kademlia.run, self._found)
                 nursery.start_soon(self._tick)
                 ready()
                 await stopping.wait()
@@ -110,6 +107,14 @@ class P2PSession(INotifee):
     async def publish(self, name: str, frame: bytes) -> None:
         await self.gossiping.publish(name, frame)
         self._state.counts.messages_out += 1
+
+    async def add_peers(self, bootstrap: tuple[str, ...], others: dict[str, list[str]]) -> None:
+        """Bootstrap peers, and unsigned addresses by who named them: a peer proves its key when it is dialled."""
+        self._table.book.add_bootstrap(list(bootstrap))
+        for source, texts in others.items():
+            for text in texts:
+                if address := parse_peer_address(text):
+                    self._table.book.learn((address,), record=b"", until_ms=0, now_ms=self._now_ms(), source=source)
 
     # --- Reported by gossip ---
 
@@ -221,7 +226,7 @@ class P2PSession(INotifee):
         try:
             known = await self._exchange.ask(ID.from_base58(ask.peer), self._get_own_record())
             for record in known.records:
-                self._learn(record)
+                self._learn(record, ask.peer)
         except STREAM_FAILURES as error:
             log.debug("no answer from %s: %r", ask.peer, error)
         except RemoteError as error:
@@ -233,7 +238,7 @@ class P2PSession(INotifee):
 
     def _answer(self, asker: str, wanted: PeersRequest) -> PeersReply:
         if wanted.record:
-            gossip = self._learn(wanted.record)
+            gossip = self._learn(wanted.record, asker)
             assert isinstance(gossip.message, PeerRecord)
             if any(address.peer != asker for address in gossip.message.parsed):
                 raise RemoteError("PeersRequest.record", "belongs to another peer")
@@ -243,18 +248,14 @@ class P2PSession(INotifee):
         )
         return PeersReply(records=(*own, *others))
 
-    def _learn(self, record: bytes) -> ReceivedGossip:
+    def _learn(self, record: bytes, source: str) -> ReceivedGossip:
         gossip = open_peer_record(record, network=self._state.network, now_ms=self._state.clock.now_ms())
         assert isinstance(gossip.message, PeerRecord)
         until_ms = gossip.payload.expires_at_ms
-        self._table.book.learn(gossip.message.parsed, record=record, until_ms=until_ms, now_ms=self._now_ms())
+        self._table.book.learn(
+            gossip.message.parsed, record=record, until_ms=until_ms, now_ms=self._now_ms(), source=source
+        )
         return gossip
-
-    def _found(self, texts: list[str]) -> None:
-        """Addresses that Kademlia found. They are not signed; the peer proves its key in the handshake."""
-        for text in texts:
-            if address := parse_peer_address(text):
-                self._table.book.learn((address,), record=b"", until_ms=0, now_ms=self._now_ms())
 
     def _get_own_record(self) -> bytes:
         """Our peer record, renewed after half its life; empty if this node has no address."""
@@ -280,6 +281,8 @@ class P2PSession(INotifee):
         counts = self._state.counts
         counts.connected, counts.known = self._table.connected, self._table.book.known
         counts.banned = self._table.book.count_banned(self._now_ms())
+        counts.record = self._get_own_record()
+        counts.dialled = self._table.list_dialled()
 
     def _now_ms(self) -> int:
         return self._state.clock.monotonic_ms()

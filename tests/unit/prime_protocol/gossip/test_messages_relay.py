@@ -37,7 +37,7 @@ def records(**changes: Any) -> RelayPollReply:
     [
         RelayPublish(frame=b"a frame"),
         RelayPublishReply(is_new=False, reason="known"),
-        RelayPoll(seen=0, wait_ms=RELAY_WAIT_MS_MAX),
+        RelayPoll(seen=0, wait_ms=RELAY_WAIT_MS_MAX, wants_peers=True, record=b"a record"),
         records(),
         records(peers=(), frames=()),
     ],
@@ -54,7 +54,7 @@ def test_every_message_comes_back_as_it_was(message: Any) -> None:
             "RelayPublish.frame",
         ),
         (lambda: RelayPublish(frame=bytes(GOSSIP_FRAME_BYTES_MAX + 1)), "RelayPublish.frame"),
-        (lambda: RelayPoll(seen=0, wait_ms=RELAY_WAIT_MS_MAX + 1), "RelayPoll.wait_ms"),
+        (lambda: RelayPoll(seen=0, wait_ms=RELAY_WAIT_MS_MAX + 1, wants_peers=False, record=b""), "RelayPoll.wait_ms"),
         (lambda: records(frames=(b"x",) * (RELAY_FRAMES_MAX + 1)), "RelayPollReply.frames"),
         (lambda: records(peers=("/ip4/10.0.0.1/tcp/4001",)), "RelayPollReply.peers[0]"),
     ],

@@ -1,10 +1,11 @@
 """The settings of the libp2p half: wrong ones are told before anything starts."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from prime_runtime.gossip.config import BOOTSTRAP_MAX, P2PConfig
+from prime_runtime.gossip.config import BOOTSTRAP_MAX, P2PConfig, P2PMode
 from prime_runtime.settings.loader import load_config
 from prime_runtime.settings.schema import ConfigError
 from support.gossip_network import ANN
@@ -14,6 +15,23 @@ PEER = ANN.peer_id()
 
 def test_the_defaults_are_a_valid_section() -> None:
     assert load_config(P2PConfig, {}, {}) == P2PConfig()
+
+
+@pytest.mark.parametrize(
+    ("written", "mode"), [("auto", P2PMode.AUTO), ("on", P2PMode.ON), ("off", P2PMode.OFF), ("true", P2PMode.ON)]
+)
+def test_gossip_starts_by_itself_always_or_never(written: str, mode: P2PMode) -> None:
+    assert load_config(P2PConfig, {"enabled": written}, {}).enabled is mode
+
+
+def test_a_file_of_release_0_1_0_is_understood(tmp_path: Path) -> None:
+    file = tmp_path / "config.toml"
+    for written, mode in (("true", P2PMode.ON), ("false", P2PMode.OFF)):
+        file.write_text(f"enabled = {written}")
+        assert load_config(P2PConfig, {}, {}, file).enabled is mode
+    file.write_text('enabled = "perhaps"')
+    with pytest.raises(ConfigError, match="auto"):
+        load_config(P2PConfig, {}, {}, file)
 
 
 @pytest.mark.parametrize(

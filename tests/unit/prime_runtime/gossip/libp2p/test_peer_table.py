@@ -9,7 +9,9 @@ from prime_runtime.gossip.libp2p.peer_book import (
     BAN_MS,
     GROUP_BANS_MAX,
     HALF_LIFE_MS,
+    RANGE_SHARE,
     SCORE_MAX,
+    SOURCE_SHARE,
     PeerFault,
     PeerLimits,
     PeerScore,
@@ -314,3 +316,62 @@ def test_a_stranger_cannot_send_us_into_a_private_network(host: str) -> None:
     assert dials(ours, LATER_MS) == [DialPeer(peer(2), address(2, "8.8.8.8"))]
     ours.book.add_bootstrap([address(3, host)])
     assert DialPeer(peer(3), address(3, host)) in dials(ours, 2 * LATER_MS), "what the owner says is dialled"
+
+
+def test_an_attacker_with_a_thousand_addresses_of_one_range_gets_one_place_of_the_dials() -> None:
+    ours = table(known_max=400, target=8)
+    for number in range(1_000, 1_100):
+        learn(ours, address(number, f"11.1.1.{number - 999}"), record=b"cheap")
+    for number in range(2, 9):
+        assert learn(ours, address(number, f"{10 + 2 * number}.5.5.5"))
+    dialled = {dial.peer for dial in dials(ours, LATER_MS)}
+    assert {peer(number) for number in range(2, 9)} < dialled
+    assert len(dialled) == 8
+
+
+def test_one_range_and_one_source_may_name_a_share_of_the_known_peers() -> None:
+    ours = table(known_max=80)
+    place = [learn(ours, address(number, f"11.1.{number}.1")) for number in range(1, 80)]
+    assert sum(place) == 80 // RANGE_SHARE
+    parsed = [PeerAddress.parse(address(number, f"{number}.7.1.1")) for number in range(20, 99)]
+    named = [ours.book.learn((each,), record=b"", until_ms=0, now_ms=0, source="16Uiu2HAmEve") for each in parsed]
+    assert sum(named) == 80 // SOURCE_SHARE
+    assert ours.book.learn((parsed[-1],), record=b"", until_ms=0, now_ms=0, source="16Uiu2HAmBob")
+
+
+def test_a_source_that_named_useless_peers_may_name_others_when_they_are_forgotten() -> None:
+    ours = table(known_max=8, target=10)
+    one, two = (PeerAddress.parse(address(number, f"{number}.7.1.1")) for number in (20, 30))
+    assert ours.book.learn((one,), record=b"", until_ms=0, now_ms=0, source="eve")
+    assert not ours.book.learn((two,), record=b"", until_ms=0, now_ms=0, source="eve")
+    for attempt in range(FORGET_FAILURES):
+        (dial,) = dials(ours, (attempt + 1) * LATER_MS)
+        ours.dialled(dial.peer, dial.address, is_open=False, now_ms=(attempt + 1) * LATER_MS)
+    assert ours.book.learn((two,), record=b"", until_ms=0, now_ms=0, source="eve")
+
+
+def test_peers_of_different_sources_are_dialled_first() -> None:
+    ours = table(known_max=400, target=2)
+    for number in range(20, 60):
+        each = PeerAddress.parse(address(number, f"{number}.7.1.1"))
+        assert ours.book.learn((each,), record=b"", until_ms=0, now_ms=0, source="eve")
+    saved = PeerAddress.parse(address(70, "70.7.1.1"))
+    assert ours.book.learn((saved,), record=b"", until_ms=0, now_ms=0, source="saved")
+    assert peer(70) in {dial.peer for dial in dials(ours, LATER_MS)}
+
+
+def test_a_coordinator_that_moved_is_dialled_at_its_new_address_only() -> None:
+    ours = table()
+    ours.book.add_bootstrap([address(2, "10.0.0.1"), address(2, "10.0.0.2")])
+    ours.book.add_bootstrap([address(2, "10.0.0.3")])
+    assert [dial.address for dial in dials(ours, LATER_MS)] == [address(2, "10.0.0.3")]
+
+
+def test_the_addresses_worth_saving_are_those_that_were_reached() -> None:
+    ours = table()
+    learn(ours, address(2), address(2, "203.0.113.99"))
+    (dial,) = dials(ours, 0)
+    ours.dialled(dial.peer, dial.address, is_open=True, now_ms=1)
+    connect(ours, 2, now_ms=1)
+    connect(ours, 3, now_ms=1)
+    assert ours.list_dialled() == (dial.address,)
