@@ -30,7 +30,7 @@ CALLED_BY_NAME = re.compile(
     r"|prime_\w+|PrimeWorker|is_argmax_invariant|update_state"  # vLLM
     r"|get_buffer|buffer_updated|eof_received|connection_lost|data_received"  # asyncio protocols
     r"|validate_msg|notify_subscriptions|opened_stream|closed_stream|listen_close"  # libp2p
-    r"|__get_pydantic_\w+__"
+    r"|__get_pydantic_\w+__|_missing_"
 )
 """Names that a library or a joined string calls, so that no code here names them."""
 
