@@ -35,6 +35,7 @@ chaos)
     ;;
 test)
     command -v initdb >/dev/null || ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || need postgresql "a test"
+    command -v iptables >/dev/null || want iptables "the test behind routers"
     command -v zsh >/dev/null || want zsh "a test of completion"
     command -v fish >/dev/null || want fish "a test of completion"
     command -v tc >/dev/null || want iproute2 "the test on shaped links"

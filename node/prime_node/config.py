@@ -81,6 +81,17 @@ class WeightsConfig:
         return min(self.transfers_max, self.bytes_per_s // RATE_BYTES_PER_S_MIN or self.transfers_max)
 
 
+@settings_class
+class ReachConfig:
+    """The section [reach]: serving weights from behind a router, and helping others to."""
+
+    lanes: bool = True
+    """While others cannot connect to this node, serve weights on connections that it opens to public nodes. What
+    [upload] allows applies."""
+    nodes_max: Annotated[int, Between(0, 1000)] = 64
+    """Nodes behind routers that may keep connections to this one, to be asked for weights; 0: none."""
+
+
 class ReplayMode(StrEnum):
     """Whether a node replays the ledger's rules."""
 
@@ -167,12 +178,13 @@ class NodeConfig:
     """One line about the machine, for people."""
     announce: tuple[str, ...] = ()
     """URLs at which other nodes reach this one, best first: http://host:port. Port 0 means the listening port.
-    Default: outbound only, it serves no weights."""
+    Default: none; it serves weights by connections that it opens itself."""
     listen: ListenConfig = field(default_factory=ListenConfig)
     limits: ServerLimits = field(default_factory=ServerLimits)
     client: ClientLimits = field(default_factory=ClientLimits)
     upload: UploadConfig = field(default_factory=UploadConfig)
     weights: WeightsConfig = field(default_factory=WeightsConfig)
+    reach: ReachConfig = field(default_factory=ReachConfig)
     p2p: P2PConfig = field(default_factory=P2PConfig)
     log: LogConfig = field(default_factory=LogConfig)
     engine: EngineConfig = field(default_factory=EngineConfig)

@@ -14,6 +14,8 @@ from prime_node.log.ledger_follower import LedgerFollower
 from prime_node.log.log_sources import LogSource
 from prime_node.log.tree_heads import HeadMonitor
 from prime_node.policy.usage import DailyCounterFile
+from prime_node.reverse.gateway_plan import OfferedWeights
+from prime_node.reverse.reach import Reach
 from prime_node.run_weights import RunWeights, ShardRoutes
 from prime_node.storage.node_folder import NodeFolder
 from prime_node.weights.connection import ConnectionPool
@@ -31,7 +33,6 @@ from prime_runtime.http.config import ServerAddress
 from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.announcer import Announcer, announce_stop_within_deadline
-from prime_runtime.shardcast.config import with_ports
 from prime_runtime.shardcast.server import ShardResponse
 from prime_runtime.shardcast.upload_slots import UploadSlots
 from prime_runtime.supervisor import SupervisedTask
@@ -92,9 +93,13 @@ class Swarm:
         self.accusations = self._open_accusations(key)
         self.ledger_follower = self._open_ledger_follower(client) if config.replays_log else None
         """Replays the ledger's rules; None where this node does not."""
+        self.reach = self._open_reach(key, connections, rng)
         self._announcers = {run: self._make_announcer(each) for run, each in self.runs.items()}
-        self.urls: tuple[str, ...] = ()
-        """Where others fetch weights from this node; empty: it serves none."""
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where others fetch weights from this node; empty: they cannot connect to it."""
+        return self.reach.urls
 
     @property
     def _first(self) -> RunWeights:
@@ -118,6 +123,28 @@ class Swarm:
             relay.wants_peers, relay.get_record = libp2p.wants_peers, lambda: libp2p.record
             relay.on_peers = lambda peers: libp2p.add_peers(peers, seed=config.server.node)
         return libp2p
+
+    def _open_reach(self, key: WalletKey, connections: ConnectionPool, rng: Random) -> Reach:
+        reach = Reach(
+            self._config,
+            key,
+            self._http,
+            connections,
+            clock=self._clock,
+            rng=rng,
+            list_public=self._list_public,
+            read_offered=self._read_offered,
+        )
+        for weights in self.runs.values():
+            weights.server.note_sent = reach.dialer.note_sent
+        return reach
+
+    def _list_public(self) -> dict[NodeId, tuple[str, ...]]:
+        return {node: urls for each in self.runs.values() for node, urls in each.directory.list_urls().items()}
+
+    def _read_offered(self) -> OfferedWeights:
+        held = sum(each.store.held_bytes for each in self.runs.values())
+        return OfferedWeights(held, sum(each.fetcher.received_bytes for each in self.runs.values()))
 
     def _make_announcer(self, weights: RunWeights) -> Announcer:
         return Announcer(
@@ -182,6 +209,7 @@ class Swarm:
             SupervisedTask("gossip", self._run_gossip),
             *(part for run in self.runs for part in self._list_parts(run)),
             SupervisedTask("heads", self.head_monitor.run),
+            SupervisedTask("reach", self.reach.run),
             SupervisedTask("day", self._run_daily_upload),
         ]
 
@@ -196,20 +224,15 @@ class Swarm:
 
     async def start(self) -> None:
         """LocalError: the port is taken."""
-        if not self._config.announce:
-            log.info("outbound only: announce is empty, so this node serves no weights")
-            return
-        port = await self._http.start(self._config.listen)
-        self.urls = with_ports(self._config.announce, port)
-        log.info("serving weights at %s", ", ".join(self.urls))
+        await self.reach.start()
 
     async def stop(self) -> None:
         """Announces the stop first, then lets running transfers finish."""
-        if self.urls:
-            for announcer in self._announcers.values():
+        for announcer in self._announcers.values():
+            if self.urls:
                 await announce_stop_within_deadline(announcer)
-                announcer.server.close()
-            await self._http.stop()
+            announcer.server.close()
+        await self.reach.stop()
         for weights in self.runs.values():
             await weights.fetcher.close()
         self._daily_upload.save(self.slots.sent_today(self._clock.now_ms()))

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from prime_lab.attacks.relay_attacks import write_checkpoint
-from support import netns
-from support.shaped_swarm import run_broadcast
+from support import netns, netns_nat
+from support.shaped_swarm import run_broadcast, run_broadcast_behind_routers
 from support.shard_hosts import make_tensors
 
 
@@ -16,3 +16,15 @@ def test_behind_slow_lines_nodes_get_most_of_the_weights_from_each_other(tmp_pat
     outcome = run_broadcast(tmp_path, checkpoint, nodes=6, mbit=50, shard_bytes=2**18)
     print(f"\n{outcome}")
     assert outcome.sent_by_origin < 3 * outcome.shards, "six nodes took less than three copies from the origin"
+
+
+@pytest.mark.skipif(
+    not netns_nat.is_possible(), reason="routers in network namespaces need root, iproute2 and iptables"
+)
+def test_nodes_behind_routers_send_weights_to_nodes_that_cannot_connect_to_them(tmp_path: Path) -> None:
+    checkpoint = write_checkpoint(tmp_path / "step0", make_tensors(1, size=2 * 2**20))
+    outcome = run_broadcast_behind_routers(
+        tmp_path, checkpoint, public=2, routers=2, behind_each=1, mbit=20, shard_bytes=2**17
+    )
+    print(f"\n{outcome}")
+    assert outcome.sent_by_private > 0.3 * outcome.shards

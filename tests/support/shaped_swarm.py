@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from support import netns
+from support import netns, netns_nat
+from support.netns_nat import Place
 
 PARTY = Path(__file__).with_name("shard_process.py")
 
@@ -16,9 +18,11 @@ PARTY = Path(__file__).with_name("shard_process.py")
 class Host:
     """A party in its own namespace, driven by JSON lines."""
 
-    def __init__(self, namespace: str, address: str, role: str, folder: Path) -> None:
-        command = ["ip", "netns", "exec", namespace, sys.executable, str(PARTY), role, str(folder), "--host", address]
-        command += ["--slots", "6", "--address-slots", "2"]
+    def __init__(self, place: Place, role: str, folder: Path) -> None:
+        self.is_private = place.is_private
+        command = ["ip", "netns", "exec", place.namespace, sys.executable, str(PARTY), role, str(folder)]
+        command += ["--host", place.address, "--slots", "6", "--address-slots", "2"]
+        command += ["--private"] if place.is_private else []
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def tell(self, **order: Any) -> None:
@@ -48,27 +52,43 @@ class Outcome:
     shards: int
     sent_by_origin: int
     cpu_s: float
+    sent_by_private: int
+    """Shards that nodes behind routers sent."""
 
 
 def run_broadcast(folder: Path, checkpoint: Path, *, nodes: int, mbit: int, shard_bytes: int) -> Outcome:
-    """Every node knows every other, as by gossip; what each fetched is compared with the checkpoint."""
-    with netns.shaped_hosts(nodes + 1, mbit=mbit) as places:
-        names = ["origin", *(f"node{number}" for number in range(nodes))]
-        hosts = [
-            Host(namespace, address, "client" if name != "origin" else name, folder / name)
-            for name, (namespace, address) in zip(names, places, strict=True)
-        ]
-        try:
-            for host in hosts:
-                host.hear()
-            outcome = broadcast(hosts, checkpoint, shard_bytes)
-        finally:
-            for host in hosts:
-                host.end()
+    """Every node can connect to every other one."""
+    with netns.shaped_hosts(nodes + 1, mbit=mbit) as hosts:
+        places = [Place(namespace, address, False) for namespace, address in hosts]
+        return run_broadcast_at(folder, checkpoint, places, shard_bytes=shard_bytes)
+
+
+def run_broadcast_behind_routers(
+    folder: Path, checkpoint: Path, *, public: int, routers: int, behind_each: int, mbit: int, shard_bytes: int
+) -> Outcome:
+    """As `run_broadcast`, and some nodes are behind routers. The origin is not counted among the public ones."""
+    with netns_nat.homes(public=public + 1, routers=routers, behind_each=behind_each, mbit=mbit) as places:
+        return run_broadcast_at(folder, checkpoint, places, shard_bytes=shard_bytes)
+
+
+def run_broadcast_at(folder: Path, checkpoint: Path, places: Sequence[Place], *, shard_bytes: int) -> Outcome:
+    """From the first place to all others. Every node knows of every other, as by gossip; what each fetched is compared
+    with the checkpoint."""
+    names = ["origin", *(f"node{number}" for number in range(len(places) - 1))]
+    hosts: list[Host] = []
+    try:
+        for name, place in zip(names, places, strict=True):
+            hosts.append(Host(place, "client" if name != "origin" else name, folder / name))
+        for host in hosts:
+            host.hear()
+        outcome = broadcast(hosts, checkpoint, shard_bytes)
+    finally:
+        for host in hosts:
+            host.end()
     for name in names[1:]:
-        (place,) = (folder / name / "checkpoints").glob("*[0-9a-f]")
+        (place_of_it,) = (folder / name / "checkpoints").glob("*[0-9a-f]")
         for file in checkpoint.iterdir():
-            assert (place / file.name).read_bytes() == file.read_bytes(), f"{name} has other weights"
+            assert (place_of_it / file.name).read_bytes() == file.read_bytes(), f"{name} has other weights"
     return outcome
 
 
@@ -78,6 +98,8 @@ def broadcast(hosts: list[Host], checkpoint: Path, shard_bytes: int) -> Outcome:
     made = origin.hear()
     frames = list(made["frames"])
     for node in nodes:
+        if node.is_private:
+            continue
         node.tell(serve=made["manifest"])
         frames += node.hear()["frames"]
     for host in hosts:
@@ -96,4 +118,5 @@ def broadcast(hosts: list[Host], checkpoint: Path, shard_bytes: int) -> Outcome:
         shards=made["shards"],
         sent_by_origin=len(nodes) * made["shards"] - sent_by_nodes,
         cpu_s=sum(each["cpu_s"] for each in found),
+        sent_by_private=sum(each["sent_shards"] for node, each in zip(nodes, found, strict=True) if node.is_private),
     )

@@ -87,7 +87,14 @@ async def obtain(host: ShardHost, root: str, manifest: str) -> None:
 async def main(args: argparse.Namespace) -> None:
     key = TRAINER if args.role == "origin" else None
     uploads = UploadLimits(slots=args.slots, address_slots=args.address_slots)
-    host = ShardHost(args.folder.parent, args.folder.name, is_relay=args.role == "relay", key=key, uploads=uploads)
+    host = ShardHost(
+        args.folder.parent,
+        args.folder.name,
+        is_relay=args.role == "relay",
+        key=key,
+        uploads=uploads,
+        is_private=args.private,
+    )
     await host.start(args.host)
     say(url=host.url)
     while line := await asyncio.to_thread(sys.stdin.readline):
@@ -116,6 +123,7 @@ if __name__ == "__main__":
     parser.add_argument("role", choices=["origin", "relay", "client"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--private", action="store_true", help="behind a router: serve by connections to others")
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--address-slots", type=int, default=8)
     asyncio.run(main(parser.parse_args()))

@@ -22,7 +22,11 @@ from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
 from prime_lab.attacks.catalog import (
     RELAY_ATTACKS,
 )
+from prime_node.reverse.dialer import ReverseDialer
+from prime_node.reverse.gateway import ReverseGateway
+from prime_node.reverse.gateway_plan import OfferedWeights
 from prime_node.weights.checkpoints import CheckpointFetcher
+from prime_node.weights.connection import ConnectionPool
 from prime_node.weights.events import FetchLimits
 from prime_protocol.gossip.messages import (
     CheckpointAnnounced,
@@ -94,7 +98,9 @@ class ShardHost:
         fetch: FetchLimits | None = None,
         limits: ServerLimits = UNLIMITED,
         key: WalletKey | None = None,
+        is_private: bool = False,
     ) -> None:
+        """`is_private`: others cannot connect to it, so it connects to those that it knows and serves them on that."""
         self.key = key or make_key(name)
         self.clock = SystemClock()
         self.sequence = SequenceCounter()
@@ -105,6 +111,9 @@ class ShardHost:
         self.server = ShardServer(self.store, slots, clock=self.clock, directory=self.directory)
         self.http = HttpServer(self.key, NETWORK, clock=self.clock, limits=limits)
         self.server.add_routes(self.http)
+        connections = ConnectionPool(allow_private=True)
+        self.gateway = ReverseGateway(self.key.node, connections.make_connection, clock=self.clock)
+        connections.lanes = self.gateway
         self.fetcher = CheckpointFetcher(
             self.store,
             self.directory,
@@ -112,20 +121,49 @@ class ShardHost:
             clock=self.clock,
             rng=random.Random(name),
             limits=fetch or FetchLimits(),
-            allow_private=True,
             is_relay=is_relay,
+            connections=connections,
         )
+        self.dialer = self._make_dialer(name) if is_private else None
+        self._dialing: asyncio.Task[None] | None = None
         self.url = ""
+
+    def _make_dialer(self, name: str) -> ReverseDialer:
+        dialer = ReverseDialer(
+            self.key,
+            NETWORK,
+            self.http,
+            clock=self.clock,
+            rng=random.Random(name),
+            sequence=self.sequence,
+            allow_private=True,
+            list_gateways=self.directory.list_urls,
+            read_offered=lambda: OfferedWeights(self.store.held_bytes, self.fetcher.received_bytes),
+        )
+        self.server.note_sent = dialer.note_sent
+        return dialer
 
     @property
     def node(self) -> NodeId:
         return self.key.node
 
+    @property
+    def urls(self) -> tuple[str, ...]:
+        return (self.url,) if self.url else ()
+
     async def start(self, host: str = "127.0.0.1") -> None:
+        if self.dialer is not None:
+            await self.http.start_without_port()
+            self._dialing = asyncio.create_task(self.dialer.run())
+            return
+        self.gateway.add_routes(self.http)
         port = await self.http.start(ListenConfig(host=host))
         self.url = f"http://{host}:{port}"
 
     async def stop(self) -> None:
+        if self._dialing is not None:
+            self._dialing.cancel()
+        self.gateway.close()
         await self.fetcher.close()
         await self.http.stop()
 
@@ -159,7 +197,7 @@ class ShardHost:
         offer = self.server.offer()
         named = tuple(signed.digest for signed in manifests) or offer.manifests
         depth = 0 if self.node == TRAINER.node else max(1, offer.depth)
-        return self.say(ServingRecord(urls=(self.url,), depth=depth, slots_free=offer.slots_free, manifests=named))
+        return self.say(ServingRecord(urls=self.urls, depth=depth, slots_free=offer.slots_free, manifests=named))
 
     def claim(self, signed: SignedManifest, url: str | None = None) -> ReceivedGossip:
         """A serving record of this manifest, true or not."""

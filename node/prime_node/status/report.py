@@ -85,7 +85,9 @@ def make_report(daemon: Daemon, process: ProcessInfo, *, now_ms: int) -> dict[st
         "p2p": describe_p2p(swarm.libp2p.status(), swarm.libp2p.reason),
         "serving": {
             "urls": list(swarm.urls),
-            "text": "" if swarm.urls else "outbound only: announce is empty, so this node serves no weights",
+            "text": swarm.reach.describe(),
+            "lanes": swarm.reach.dialer.lanes,
+            "linked": len(swarm.reach.gateway.nodes()),
             "depth": min(each.server.offer().depth for each in swarm.runs.values()),
             "nodes_known": sum(len(each.directory) for each in swarm.runs.values()),
             "nodes_in_run": first.relay_client.nodes,
@@ -192,13 +194,12 @@ def _describe_work(work: NodeWork) -> dict[str, Any]:
 
 def _describe_leases(agent: Agent | None, status: WorkStatus) -> dict[str, Any]:
     if agent is None:
-        return {"current": None, "others": 0, "tokens_per_s": 0, "idle_reason": ""}
-    started = agent.leases.list_started()
-    current = started[0] if started else None
+        return {"current": None, "waiting": 0, "tokens_per_s": 0, "idle_reason": ""}
+    current = agent.leases.current
     shown = None
     if current is not None:
         lease = current.lease
-        progress = status.progress.get(lease.lease)
+        progress = status.progress if status.progress and status.progress.lease == lease.lease else None
         shown = {
             "lease": lease.lease,
             "step": lease.step,
@@ -211,7 +212,7 @@ def _describe_leases(agent: Agent | None, status: WorkStatus) -> dict[str, Any]:
         }
     return {
         "current": shown,
-        "others": len(agent.leases.open) - (current is not None),
+        "waiting": len(agent.leases.open) - (current is not None),
         "tokens_per_s": agent.leases.tokens_per_s,
         "idle_reason": status.idle_reason if current is None else "",
     }

@@ -261,8 +261,8 @@ def _work(report: dict[str, Any]) -> Iterator[StatusItem]:
         text = f"{current['rows_done']}/{current['rows'] or '?'} rollouts of {current['slots']} slots, due {left}"
         share = current["rows_done"] / current["rows"] if current["rows"] else 0.0
         yield Bar(f"lease {current['lease']}", share, f"step {current['step']}: {text}")
-    if work["others"]:
-        yield Fact("beside it", f"{work['others']} more leases, due later")
+    if work["waiting"]:
+        yield Fact("next", f"{work['waiting']} more leases held")
     if work["tokens_per_s"]:
         yield Fact("throughput", f"{work['tokens_per_s']:.0f} tokens/s")
 
@@ -329,7 +329,7 @@ def _network(report: dict[str, Any]) -> Iterator[StatusItem]:
     yield Fact("gossip", printable(report["p2p"]["text"]))
     for address in report["p2p"]["addresses"]:
         yield Fact("dialled at", printable(address), Tone.DIM)
-    yield Fact("serving", ", ".join(map(printable, serving["urls"])) or serving["text"])
+    yield Fact("serving", printable(serving["text"]))
     cap = f" of {format_bytes(upload['bytes_per_day_max'])}" if upload["bytes_per_day_max"] else ""
     rate = f", at most {format_bytes(upload['bytes_per_s_max'])}/s" if upload["bytes_per_s_max"] else ""
     today = f"{format_bytes(upload['bytes_today'])} today{cap}{rate}"

@@ -9,8 +9,8 @@ import re
 import socket
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 from enum import Enum
 from ipaddress import ip_address
@@ -18,6 +18,7 @@ from typing import Any, Protocol, cast
 
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.addresses import ServerUrl
+from prime_protocol.wire.ids import NodeId
 from prime_runtime.rate_limits import BandwidthLimit
 
 HEAD_BYTES_MAX = 8 * 2**10
@@ -97,7 +98,13 @@ def parse_head(raw: bytes) -> ResponseHead:
 class ShardConnection(asyncio.BufferedProtocol):
     """A kept-alive connection for one request at a time."""
 
-    def __init__(self, host: str, limit: BandwidthLimit | None = None, buffer: memoryview | None = None) -> None:
+    def __init__(
+        self,
+        host: str,
+        limit: BandwidthLimit | None = None,
+        buffer: memoryview | None = None,
+        on_closed: "Callable[[ShardConnection], None] | None" = None,
+    ) -> None:
         self._host = host.encode()
         self._receive_buffer = memoryview(bytearray(GATHER_BYTES_MAX)) if buffer is None else buffer
         """Bytes are consumed before the loop serves another connection, so several connections may share one buffer."""
@@ -118,6 +125,9 @@ class ShardConnection(asyncio.BufferedProtocol):
         self._mark = 1
         self._on_bytes: Callable[[int], None] | None = None
         self._done: asyncio.Future[FetchResponse] | None = None
+        self._on_closed = on_closed
+        self.received_bytes = 0
+        """Of all shards."""
 
     @property
     def is_idle(self) -> bool:
@@ -157,6 +167,8 @@ class ShardConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
+            if self._on_closed is not None:
+                self._on_closed(self)
 
     # --- Callbacks of the event loop --------------------------------------------------------------------------------
 
@@ -220,6 +232,7 @@ class ShardConnection(asyncio.BufferedProtocol):
     def _take_body(self, piece: memoryview) -> None:
         self._body_bytes += len(piece)
         if self._sink is not None:
+            self.received_bytes += len(piece)
             self._sink.take(piece)
         else:
             self._body += piece
@@ -300,6 +313,14 @@ def choose_address(addresses: list[str], *, allow_private: bool) -> str:
     raise RemoteError("urls", "lead into a private network; --weights-allow-private lets them, if it is yours")
 
 
+class LaneSource(Protocol):
+    """Connections that other nodes opened to this one, because this one cannot connect to them."""
+
+    def nodes(self) -> Collection[NodeId]: ...
+
+    def borrow(self, node: NodeId) -> AbstractAsyncContextManager[ShardConnection]: ...
+
+
 IDLE_MAX = 32
 """Idle connections kept; the least recently used is closed first."""
 
@@ -308,16 +329,30 @@ class ConnectionPool:
     """Keeps idle connections to parents for reuse."""
 
     def __init__(self, *, allow_private: bool, bytes_per_s: int | None = None) -> None:
-        self._allow_private = allow_private
+        self.allow_private = allow_private
         self._limit = BandwidthLimit(bytes_per_s) if bytes_per_s else None
         self._receive_buffer = memoryview(bytearray(GATHER_BYTES_MAX))
         """The rate limit and the buffer are shared by all connections."""
+        self.lanes: LaneSource | None = None
         self._idle: OrderedDict[tuple[str, int], ShardConnection] = OrderedDict()
         self._numbers = 0
 
+    def make_connection(self, host: str, on_closed: Callable[[ShardConnection], None] | None) -> ShardConnection:
+        """A connection of this pool that is not open yet."""
+        return ShardConnection(host, self._limit, self._receive_buffer, on_closed)
+
+    def linked_nodes(self) -> Collection[NodeId]:
+        """Nodes that can be asked without an address of theirs."""
+        return self.lanes.nodes() if self.lanes is not None else ()
+
     @asynccontextmanager
-    async def borrow(self, urls: Sequence[str]) -> AsyncIterator[ShardConnection]:
-        """A connection to the first of these URLs that answers. Raises ConnectionBroken."""
+    async def borrow(self, urls: Sequence[str], node: NodeId | None = None) -> AsyncIterator[ShardConnection]:
+        """A connection that the node opened to us, or one to the first of these URLs that answers. Raises
+        ConnectionBroken."""
+        if node is not None and self.lanes is not None and node in self.lanes.nodes():
+            async with self.lanes.borrow(node) as connection:
+                yield connection
+            return
         url, connection = await self._get_connection(urls)
         try:
             yield connection
@@ -341,7 +376,7 @@ class ConnectionPool:
             try:
                 server = ServerUrl.parse(url)
                 return url, await open_connection(
-                    server, allow_private=self._allow_private, limit=self._limit, buffer=self._receive_buffer
+                    server, allow_private=self.allow_private, limit=self._limit, buffer=self._receive_buffer
                 )
             except ConnectionBroken as error:
                 problem = error

@@ -88,6 +88,8 @@ ANSWER_MS = 5_000
 PROGRESS_MS = 500
 PARENTS_UPDATE_MS = 1_000
 """How often the directory is checked for new serving records."""
+LINKED_DEPTH = 1
+"""Depth of a node that connected to us, until it is polled."""
 
 
 class ShardFetcher:
@@ -161,13 +163,15 @@ class ShardFetcher:
 
     def _update_parents(self) -> None:
         servers = {server.node: server for server in self._directory.servers(self._shard_set.digest)}
-        servers.pop(self._node, None)
-        for node in sorted(servers.keys() - self._parents):
-            serving = servers[node].serving
-            self._events.put_nowait(events.ParentFound(node, serving.depth, serving.slots_free))
-        for node in sorted(self._parents - servers.keys()):
+        found = ({*servers} | {*self._connections.linked_nodes()}) - {self._node}
+        for node in sorted(found - self._parents):
+            # A node behind a router says what it holds when it is polled.
+            record = servers[node].serving if node in servers else None
+            depth, slots_free = (record.depth, record.slots_free) if record else (LINKED_DEPTH, 1)
+            self._events.put_nowait(events.ParentFound(node, depth, slots_free))
+        for node in sorted(self._parents - found):
             self._events.put_nowait(events.ParentLost(node))
-        self._parents = set(servers)
+        self._parents = found
 
     def _handle(self, event: events.DownloadEvent) -> bool:
         """True once every shard is on disk."""
@@ -227,7 +231,7 @@ class ShardFetcher:
         try:
             async with (
                 asyncio.timeout((POLL_WAIT_MS + ANSWER_MS) / 1000),
-                self._connections.borrow(self._urls(parent)) as connection,
+                self._connections.borrow(self._urls(parent), parent) as connection,
             ):
                 answer = await connection.get(path, {WAIT_HEADER: str(POLL_WAIT_MS)})
             if answer.status != 200:
@@ -293,7 +297,7 @@ class ShardFetcher:
                 self._events.put_nowait(events.TransferProgressed(parent, shard, received_bytes))
 
         headers = {NODE_HEADER: str(self._node), WAIT_HEADER: str(WAIT_MS_MAX)}
-        async with self._connections.borrow(self._urls(parent)) as connection:
+        async with self._connections.borrow(self._urls(parent), parent) as connection:
             self._receiving[parent, shard] = connection
             try:
                 answer = await connection.get(f"/shards/{entry.digest}", headers, target=writer, on_bytes=note)
@@ -321,7 +325,7 @@ class ShardFetcher:
             return False
         if child.record and self._directory.get(child.node) is None:
             self._learn_record(child.record)
-        return self._directory.get(child.node) is not None
+        return bool(self._urls(child.node)) or child.node in self._connections.linked_nodes()
 
     def _take_over(self, shard: int, memory: bytearray) -> None:
         """The duplicate transfer finished first. The direct writer is stopped before the right bytes are written."""

@@ -13,7 +13,7 @@ from prime_protocol.errors import RemoteError
 from prime_protocol.weights.manifest import SignedManifest
 from prime_protocol.weights.transfer import ManifestLink, make_manifest_link, plan_manifest_path
 from prime_protocol.wire.ids import Digest, NodeId
-from prime_runtime.shardcast.directory import ServerDirectory, ServerRecord
+from prime_runtime.shardcast.directory import ServerDirectory
 from prime_runtime.shardcast.store import ShardStore
 
 log = logging.getLogger(__name__)
@@ -99,14 +99,16 @@ class ManifestResolver:
         """
         if digest in self._store.shard_sets:
             return self._store.shard_sets[digest].signed
-        servers = list(self._directory.servers(digest))
+        servers = [(each.node, each.serving.urls) for each in self._directory.servers(digest)]
+        named = {node for node, _ in servers}
+        servers += [(node, ()) for node in sorted(self._connections.linked_nodes()) if node not in named]
         self._rng.shuffle(servers)
         count, reason = len(servers), ""
         asking: set[asyncio.Task[SignedManifest | str]] = set()
         try:
             while servers or asking:
                 if servers:
-                    asking.add(asyncio.create_task(self._ask_manifest(digest, servers.pop())))
+                    asking.add(asyncio.create_task(self._ask_manifest(digest, *servers.pop())))
                 done, asking = await asyncio.wait(
                     asking, timeout=HEDGE_MS / 1000 if servers else None, return_when=asyncio.FIRST_COMPLETED
                 )
@@ -124,10 +126,10 @@ class ManifestResolver:
             self.problem = f"none of the {count} nodes that serve the weights sent the manifest: {reason}"
         return None
 
-    async def _ask_manifest(self, digest: Digest, server: ServerRecord) -> SignedManifest | str:
+    async def _ask_manifest(self, digest: Digest, node: NodeId, urls: tuple[str, ...]) -> SignedManifest | str:
         """The manifest from one server, or the reason why it sent none."""
         try:
-            async with asyncio.timeout(MANIFEST_MS / 1000), self._connections.borrow(server.serving.urls) as connection:
+            async with asyncio.timeout(MANIFEST_MS / 1000), self._connections.borrow(urls, node) as connection:
                 answer = await connection.get(f"/manifests/{digest}", {}, body_bytes_max=FRAME_BYTES_MAX)
             if answer.status != 200:
                 raise RemoteError("manifest", f"was answered with HTTP {answer.status}")
@@ -135,8 +137,8 @@ class ManifestResolver:
                 raise RemoteError("manifest", "does not have the requested digest")
             signed = self._store.open_frame(answer.body)
         except (ConnectionBroken, TimeoutError, RemoteError) as error:
-            return self._record_failure(server.node, str(error) or type(error).__name__)
-        self._failed.pop(server.node, None)
+            return self._record_failure(node, str(error) or type(error).__name__)
+        self._failed.pop(node, None)
         return signed
 
     def _record_failure(self, node: NodeId, reason: str) -> str:

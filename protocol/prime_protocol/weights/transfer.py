@@ -9,11 +9,12 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Annotated
 
-from prime_protocol.constants import CHILD_RECORD_BYTES_MAX, CHILDREN_LISTED_MAX, SHARDS_MAX
+from prime_protocol.constants import ADDRESS_CHARS_MAX, CHILD_RECORD_BYTES_MAX, CHILDREN_LISTED_MAX, SHARDS_MAX
 from prime_protocol.weights.manifest import Manifest
 from prime_protocol.wire.codec import Size
 from prime_protocol.wire.envelope import Uint
 from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.rpc import Endpoint
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,6 +101,25 @@ class ShardServerFull:
 
     retry_ms: Uint
     children: Annotated[tuple[ShardServerHint, ...], Size(0, CHILDREN_LISTED_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReverseOffer:
+    """Node: you cannot connect to me, so ask me for shards on this connection, which I opened."""
+
+    gateway: NodeId
+    """The server it is meant for: at any other one the offer is worth nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReverseAccepted:
+    """Gateway: from here on I send requests, and you answer."""
+
+    address: Annotated[str, Size(1, ADDRESS_CHARS_MAX)]
+    """`ip:port` from which the connection came, as the gateway sees it."""
+
+
+REVERSE = Endpoint("reverse", ReverseOffer, ReverseAccepted)
 
 
 def encode_bitmap(bits: int, shards: int) -> bytes:

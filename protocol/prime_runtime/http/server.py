@@ -37,6 +37,7 @@ from prime_runtime.http.messages import (
     read_envelope_header,
     render_response,
 )
+from prime_runtime.http.upgrade import AdoptedHandler, TakeOver, UpgradedResponse
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.metrics import RequestMetrics
 from prime_runtime.rate_limits import ConcurrencyLimit, RateLimit, TokenBuckets, address_group
@@ -79,8 +80,10 @@ Handler = Callable[[Caller, Q], R | Awaitable[R]]
 """Returns the reply or an awaitable of it; only the awaitable has a deadline."""
 BodyHandler = Callable[[Caller, Q, web.Request], Awaitable[R]]
 """Reads the body of the request itself, by `read_body_chunks`."""
+UpgradeHandler = Callable[[Caller, Q], tuple[R, TakeOver]]
+"""Returns the reply, and the protocol that takes the connection over."""
 Response = web.StreamResponse | EnvelopeResponse
-RouteHandler = Callable[[web.Request, str], Awaitable[Response]]
+RouteHandler = Callable[[web.Request, str], Awaitable[Response | UpgradedResponse]]
 """Takes an admitted request and its address."""
 
 
@@ -163,6 +166,24 @@ class HttpServer:
 
         self._add_route("PUT", path, endpoint.kind, self._transfers, exchange)
 
+    def add_upgrade(self, path: str, endpoint: Endpoint[Q, R], handler: UpgradeHandler[Q, R]) -> None:
+        """Serve GET of a connection that another protocol takes over; the envelope in a header authenticates it."""
+
+        async def exchange(request: web.Request, address: str) -> Response | UpgradedResponse:
+            frame = b""
+            try:
+                frame = read_envelope_header(request)
+                envelope = self._open(endpoint, frame)
+                message = decode_form(endpoint.request, envelope.payload.version, envelope.payload.body)
+                reply, take_over = handler(Caller(envelope.payload, frame, envelope.digest, address), message)
+            except RemoteError as error:
+                refuse = explain_error(error, endpoint.kind, self._limits.handle_ms)
+                return self._refuse(endpoint, frame, refuse) if frame else self._refuse_unsigned(refuse)
+            sealed = self._seal(endpoint.kind + REPLY_SUFFIX, encode(reply), envelope.digest)
+            return UpgradedResponse(sealed, take_over)
+
+        self._add_route("GET", path, endpoint.kind, self._transfers, exchange)
+
     def add_page(self, path: str, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]) -> None:
         """Serve GET of a public resource, within the limits on addresses and transfers."""
 
@@ -179,6 +200,33 @@ class HttpServer:
 
     async def start(self, listen: ListenConfig) -> int:
         """Bind and serve; returns the port."""
+        runner = await self._set_up()
+        try:
+            self._listener = HttpListener(runner, listen, self._fast_path, connections_max=self._limits.connections_max)
+            await self._listener.start()
+        except LocalError:
+            await runner.cleanup()
+            raise
+        log.info("listening on %s", self._listener.name, extra={"port": self._listener.port})
+        return self._listener.port
+
+    async def start_without_port(self) -> None:
+        """Serve only the connections that `adopt` brings."""
+        await self._set_up()
+
+    def adopt(self, transport: asyncio.Transport, first: bytes = b"") -> AdoptedHandler:
+        """Serve requests on a connection that this program opened. `first`: bytes that arrived already."""
+        assert self._runner is not None, "adopted before the start"
+        server = self._runner.server
+        assert server is not None, "the runner is set up"
+        handler = AdoptedHandler(server, loop=asyncio.get_running_loop(), **server._kwargs)
+        transport.set_protocol(handler)
+        handler.connection_made(transport)
+        if first:
+            handler.data_received(first)
+        return handler
+
+    async def _set_up(self) -> web.AppRunner:
         self._runner = web.AppRunner(
             self.app,
             handle_signals=False,
@@ -190,16 +238,7 @@ class HttpServer:
         )
         await self._runner.setup()
         self._take_shortcut(self._runner)
-        try:
-            self._listener = HttpListener(
-                self._runner, listen, self._fast_path, connections_max=self._limits.connections_max
-            )
-            await self._listener.start()
-        except LocalError:
-            await self._runner.cleanup()
-            raise
-        log.info("listening on %s", self._listener.name, extra={"port": self._listener.port})
-        return self._listener.port
+        return self._runner
 
     def _take_shortcut(self, runner: web.AppRunner) -> None:
         """Look kinds up in a table instead of the router, which costs a tenth of a heartbeat. Pages use the router."""
@@ -221,8 +260,8 @@ class HttpServer:
             return
         self._is_draining = True
         assert self._runner is not None, "stopped before it started"
-        assert self._listener is not None, "stopped before it started"
-        await self._listener.stop()
+        if self._listener is not None:
+            await self._listener.stop()
         try:
             async with asyncio.timeout(self._limits.drain_ms / 1000):
                 await self._idle.wait()
@@ -234,7 +273,7 @@ class HttpServer:
         started_ms = self._clock.monotonic_ms()
         address = get_client_address(request, self._limits.trusted_proxies)
         origin = address_group(address)
-        response: Response
+        response: Response | UpgradedResponse
         try:
             self._admit(gate, origin, started_ms)
         except RefusalError as refuse:
@@ -273,7 +312,7 @@ class HttpServer:
         self._observe(kind, response, started_ms)
         return render_response(response)
 
-    def _observe(self, kind: str, response: Response, started_ms: int) -> None:
+    def _observe(self, kind: str, response: Response | UpgradedResponse, started_ms: int) -> None:
         if self._metrics:
             self._metrics.observe(kind, response.status, self._clock.monotonic_ms() - started_ms)
 

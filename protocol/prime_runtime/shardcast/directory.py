@@ -78,6 +78,10 @@ class ServerDirectory:
         )
         return [digest for digest, _ in counts.most_common()]
 
+    def list_urls(self) -> dict[NodeId, tuple[str, ...]]:
+        """The URLs of all reachable servers."""
+        return {each.node: each.serving.urls for each in self._servers.values() if each.serving.urls}
+
     def get(self, node: NodeId) -> ServerRecord | None:
         return self._servers.get(node)
 

@@ -167,6 +167,8 @@ class ShardServer:
         self.sent_shards = 0
         self.refused = 0
         self._sending = {} if sending is None else sending
+        self.note_sent: Callable[[web.BaseRequest, int], None] = lambda request, count: None
+        """Called with each request for a shard when it has ended, and the bytes sent."""
         self._is_closed = False
 
     def close(self) -> None:
@@ -246,6 +248,7 @@ class ShardServer:
             sent_bytes = response.sent_bytes if isinstance(response, ShardResponse) else 0
             self.sent_bytes += sent_bytes
             self.sent_shards += sent_bytes == shard_set.manifest.shards[index].length
+            self.note_sent(request, sent_bytes)
             self._sending.pop(ticket.number, None)
             self.slots.finish(ticket, sent_bytes, self._clock.now_ms())
         return response

@@ -152,6 +152,11 @@ class ShardStore:
         """Keyframes before the deltas of the same step: more nodes need them."""
         return sorted(self.shard_sets.values(), key=lambda s: (-s.manifest.step, s.manifest.base is not None, s.digest))
 
+    @property
+    def held_bytes(self) -> int:
+        """Size of all manifests of which shards are here."""
+        return sum(each.manifest.transport_bytes for each in self.shard_sets.values() if each.held)
+
     def links(self) -> Iterator[ManifestLink]:
         """The links of the manifests here."""
         return (make_manifest_link(shard_set.manifest) for shard_set in self.shard_sets.values())
