@@ -156,6 +156,8 @@ class CoordinatorConfig:
     """URL of the database: sqlite:///path or postgresql://user@host:port/name. Unset: a SQLite file in the folder."""
     database_password: Secret | None = None
     """Password for the database; it must not be in the URL."""
+    public_url: str = ""
+    """URL by which others reach this coordinator, such as https://swarm.example.org: for invite lines and `check`."""
     objects: str | None = None
     """URL of the object store: a path or s3://bucket/prefix. Unset: a subfolder."""
     listen: ListenConfig = field(default_factory=ListenConfig)
@@ -174,6 +176,8 @@ class CoordinatorConfig:
 
     def __post_init__(self) -> None:
         check_parsed(self, {"network": NetworkId, "ticker": Ticker})
+        if self.public_url:
+            check_urls("public_url", (self.public_url,))
         if self.database is not None:
             check_database_url(self.database)
 

@@ -206,3 +206,14 @@ PORT = 8440
 assert UNCLAIMED_MS >= LEASE_MS_MAX, "a file is kept until the last moment at which a submission can name it"
 assert ORPHANS_AFTER_MS > UNCLAIMED_MS
 assert SWEEP_FILES_MAX * 86_400_000 // SWEEP_MS >= 7_000_000, "the sweep keeps up with 10,000 nodes"
+
+QUORUMS_MIN = 3
+"""How many times the quorum of owners a run should have validators of: for the audit, the slash and its appeal."""
+
+TRAINER_SILENT_MS = 24 * 3_600_000
+FUNDED_MS_NOTED = 24 * 3_600_000
+CALIBRATION_OLD_MS = 180 * 24 * 3_600_000
+DISK_FREE_BYTES_NOTED = 20 * 10**9
+DISK_FREE_BYTES_MIN = 2 * 10**9
+"""What `check` calls too long without a checkpoint, too little money in a pool, too old a calibration, and too little
+disk: a day to react is left everywhere, and 2 GB are a snapshot, the index and a few large uploads."""

@@ -211,6 +211,31 @@ def test_a_run_outside_a_devnet_needs_validators_or_force(operator: Operator) ->
         assert "validators of 0 owners joined run demo, it should have 9" in operator.do("run", "resume", "demo").err
 
 
+def test_check_says_what_a_network_lacks_and_status_the_worst_of_it(operator: Operator) -> None:
+    operator.init("--network", "swarm", "--randomness", "own", "--public-url", "http://127.0.0.1:9")
+    terms = [*TERMS, "--model-files", "0x" + "11" * 32, "--calibration", "two machines", "--calibrated-at-ms", "1"]
+    with started(operator.folder):
+        assert list_missing(operator) == {"address", "stake for nodes", "runs"}
+        assert "MISSING: address: cannot reach http://127.0.0.1:9" in operator.do("status").out
+        operator.do("run", "create", "demo", *terms, "--force")
+        of_run = {"demo: trainer", "demo: pool", "demo: validators", "demo: inspector"}
+        assert list_missing(operator) == {"address", "stake for nodes", *of_run}
+        operator.do("deposit", "coordinator", "1000", "--reference", "invoice 1")
+        operator.do("run", "fund", "demo", "999")
+        operator.do("run", "update", "demo", "--inspectors", str(NODE_KEY.node))
+        assert list_missing(operator) == {"address", "demo: trainer", "demo: validators"}
+        said = operator.type("check")
+        assert said.code == 3
+        assert "prime-node start --coordinator http://127.0.0.1:9" in said.out
+        assert "prime-node start --role validator --run demo" in said.out
+
+
+def list_missing(operator: Operator) -> set[str]:
+    said = operator.type("check", "--json")
+    assert said.code == 3, said.err
+    return {line["what"] for line in said.json if line["grade"] == "missing"}
+
+
 def check_listings(operator: Operator, node: NodeId) -> None:
     for words in ("leases", "submissions", "verdicts", "appeals", "checkpoints"):
         assert operator.do(words).out == "none\n"

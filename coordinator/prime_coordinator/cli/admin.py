@@ -4,6 +4,7 @@ from hashlib import sha256
 
 from prime_coordinator.admin.run_terms import TermsConfig, change_terms, read_terms
 from prime_coordinator.cli.context import OperatorClient, OperatorContext
+from prime_coordinator.constants import QUORUMS_MIN
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import (
     Deposited,
@@ -22,8 +23,6 @@ from prime_protocol.wire.signing import checksum_address
 from prime_runtime.formatting import format_amount, parse_amount
 from prime_runtime.settings.flags import read_flags
 
-QUORUMS_MIN = 3
-"""How many times the quorum of owners a run should have validators of: for the audit, the slash and its appeal."""
 RUN_ACTIONS = {
     "pause": (RunStatus.PAUSED, "grants no more leases"),
     "resume": (RunStatus.ACTIVE, "grants leases again"),

@@ -15,7 +15,7 @@ EXIT_CODES = """exit codes:
   0  done
   1  refused; the message says why and what to do
   2  wrong command line
-  3  a log or a backup is not valid
+  3  a log or a backup is not valid; or `check` found something missing
   4  the coordinator is not running, or cannot be reached
   130  interrupted"""
 FOLDER = Path("~/prime-coordinator")
@@ -35,7 +35,14 @@ COMMON_SETTINGS = {
     "network": ("folder", "network", "unbonding_ms", "faucet.amount_nano"),
     "keys": ("password_file",),
     "storage": ("database", "objects", "s3.endpoint", "s3.region"),
-    "server": ("listen.host", "listen.port", "listen.tls_certificate", "listen.tls_key", "limits.trusted_proxies"),
+    "server": (
+        "public_url",
+        "listen.host",
+        "listen.port",
+        "listen.tls_certificate",
+        "listen.tls_key",
+        "limits.trusted_proxies",
+    ),
     "settlement": ("settlement.kind", "settlement.rpc"),
     "weights and explorer": ("origin.folder", "origin.run", "origin.urls", "explorer.models"),
 }
@@ -140,6 +147,9 @@ def _add_life(commands: Group, settings: SettingsHelp, command: str) -> None:
     status = _command(commands, "status", "listing:show_status", "the coordinator at a glance", calls=True)
     status.add_argument("--json", action="store_true", help="print JSON instead of tables")
     status.add_argument("--watch", action="store_true", help="refresh every two seconds until interrupted")
+    text = "what is missing before this network and its runs can work for others"
+    check = _command(commands, "check", "check:check", text, calls=True)
+    _add(check, "--json", action="store_true", help="print JSON instead of a table")
 
 
 def _add_runs(commands: Group, terms: SettingsHelp) -> None:

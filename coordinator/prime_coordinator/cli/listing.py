@@ -5,6 +5,7 @@ How a row becomes the cells of a table is here too. A field's name says its unit
 
 import time
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 from rich.console import RenderableType
@@ -15,13 +16,19 @@ from rich.text import Text
 from prime_coordinator.cli.context import OperatorClient, OperatorContext, find_route
 from prime_coordinator.cli.rules import format_rules
 from prime_coordinator.constants import ROUND_LATE_S
+from prime_coordinator.readiness.checklist import build_readiness
+from prime_coordinator.readiness.probes import probe_network
 from prime_explorer.config import ROWS_PER_PAGE_MAX
 from prime_protocol.errors import LocalError
+from prime_runtime.checklist import MARKS, find_worst
 from prime_runtime.clock import SystemClock
 from prime_runtime.console import CommandOutput, stack
 from prime_runtime.formatting import format_amount, format_relative_time, format_time
+from prime_runtime.redaction import escape
 
 WATCH_S = 2.0
+CHECK_BEATS = 15
+"""`status --watch` checks the network every so many refreshes: half a minute."""
 
 
 def _columns(spec: str) -> dict[str, str]:
@@ -180,15 +187,26 @@ def show_status(context: OperatorContext) -> int:
         screen.print_json(client.query("status", {}))
         return 0
     if not context.args.watch:
-        screen.show(draw_status(screen, client.query("status", {})))
+        screen.show(draw_status(screen, client.query("status", {}), describe_readiness(context, client)))
         return 0
     with screen.live() as live:
-        while True:
-            live.update(draw_status(screen, client.query("status", {})), refresh=True)
+        for beat in count():
+            if beat % CHECK_BEATS == 0:
+                readiness = describe_readiness(context, client)
+            live.update(draw_status(screen, client.query("status", {}), readiness), refresh=True)
             time.sleep(WATCH_S)
+    return 0
 
 
-def draw_status(screen: CommandOutput, status: dict[str, Any]) -> RenderableType:
+def describe_readiness(context: OperatorContext, client: OperatorClient) -> str:
+    """The worst of what `check` finds, in one line."""
+    worst = find_worst(build_readiness(probe_network(context.load_config(), client, context.args.authority)))
+    if worst is None:
+        return "no problems found"
+    return f"{MARKS[worst.grade]}: {worst.what}: {escape(worst.found)}; all of it: prime-coordinator check"
+
+
+def draw_status(screen: CommandOutput, status: dict[str, Any], readiness: str) -> RenderableType:
     nodes, submissions = status["nodes"], status["submissions"]
     value = {name.removesuffix("_nano"): format_amount(amount) for name, amount in status["value"].items()}
     newest = format_relative_time(status["newest_entry_ms"], status["now_ms"])
@@ -205,6 +223,7 @@ def draw_status(screen: CommandOutput, status: dict[str, Any]) -> RenderableType
             ("leases", f"{status['leases_open']:,} open"),
             ("submissions", format_counts(submissions, *submissions)),
             ("slashes", f"{status['slashes_open']:,} open"),
+            ("check", readiness),
             (f"value ({status['ticker']})", ", ".join(f"{amount} {name}" for name, amount in value.items())),
         ]
     )

@@ -21,7 +21,7 @@ from typing import Any
 from prime_node.cli.context import NodeCliContext, call_node, with_pins
 from prime_node.cli.status import find_log
 from prime_node.config import NodeConfig
-from prime_node.doctor.checklist import CheckGrade, CheckResult, build_run_checklist
+from prime_node.doctor.checklist import build_run_checklist
 from prime_node.doctor.probes import probe_runs
 from prime_node.status.report import describe_record
 from prime_node.storage.journal import Journal
@@ -31,8 +31,9 @@ from prime_node.storage.node_folder import NodeFolder, read_lock
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.signing import WalletKey
+from prime_runtime.checklist import CheckGrade, CheckResult, print_checklist
 from prime_runtime.clock import SystemClock
-from prime_runtime.redaction import PUBLIC_MARK, Redactor, Secret, escape
+from prime_runtime.redaction import PUBLIC_MARK, Redactor, Secret
 from prime_runtime.settings.loader import describe_config, list_secrets
 
 FILE_CHARS_MAX = 4_000_000
@@ -75,7 +76,6 @@ def write_bundle(path: Path, files: Mapping[str, bytes], key: WalletKey | None) 
 
 
 EXIT_MISSING = 3
-MARKS = {CheckGrade.GOOD: "ok", CheckGrade.NOTE: "note", CheckGrade.MISSING: "MISSING"}
 
 
 def run_doctor(context: NodeCliContext) -> int:
@@ -85,7 +85,7 @@ def run_doctor(context: NodeCliContext) -> int:
     if context.args.json:
         context.screen.print_json([asdict(line) for line in lines])
     else:
-        print_checklist(context, lines)
+        print_checklist(context.screen, lines)
     return EXIT_MISSING if any(line.grade is CheckGrade.MISSING for line in lines) else 0
 
 
@@ -94,19 +94,6 @@ def run_checks(config: NodeConfig) -> list[CheckResult]:
         is_running = bool(read_lock(config.folder))
         reports = asyncio.run(probe_runs(config, Path(scratch), SystemClock(), is_running=is_running))
     return build_run_checklist(reports, str(config.role))
-
-
-def print_checklist(context: NodeCliContext, lines: list[CheckResult]) -> None:
-    screen = context.screen
-    rows = [[MARKS[line.grade], line.what, escape(line.found), line.needed] for line in lines]
-    screen.show(screen.table(["", "what", "found", "needed"], rows))
-    advice = [f"{line.what}: {line.advice}" for line in lines if line.advice]
-    if advice:
-        screen.print_line("\nadvice:")
-        for text in advice:
-            screen.print_line(f"  {text}")
-    else:
-        screen.print_line("\nno problems found")
 
 
 LOG_LINES = 2_000

@@ -6,12 +6,12 @@ factors are generous on purpose: a machine that is told it can work must not run
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
 from prime_node.doctor.facts import CoordinatorFacts, MachineReport, SourceFacts
 from prime_node.doctor.fit import describe_placement, list_usable_gpus, plan_gpus
 from prime_node.planning.plan import COPIES_ON_DISK
 from prime_protocol.constants import CLOCK_SKEW_MS_MAX, PROTOCOL_VERSION
+from prime_runtime.checklist import CheckGrade, CheckResult, make_result
 from prime_runtime.formatting import format_bytes
 
 GB = 10**9
@@ -51,26 +51,6 @@ CLOCK_NOTED_MS = 2_000
 """A machine with NTP is a hundred times more accurate; one without drifts this far in a week."""
 WRITE_BYTES_PER_S_MIN = 20_000_000
 """A slower disk delays the building of checkpoints."""
-
-
-class CheckGrade(StrEnum):
-    """How serious a result is."""
-
-    GOOD = "good"
-    NOTE = "note"
-    MISSING = "missing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckResult:
-    """One line of the checklist."""
-
-    what: str
-    found: str
-    needed: str = ""
-    advice: str = ""
-    """What to do; empty if nothing has to be done."""
-    grade: CheckGrade = CheckGrade.GOOD
 
 
 def build_checklist(examined: MachineReport, role: str) -> list[CheckResult]:
@@ -346,12 +326,3 @@ def _can_take_role(examined: MachineReport, role: str, model_bytes: int) -> bool
 
 def _get_model_bytes(examined: MachineReport) -> int | None:
     return examined.sources.model_bytes if examined.sources else None
-
-
-def make_result(
-    *, what: str, found: str, needed: str = "", is_good: bool, advice: str, worst: CheckGrade = CheckGrade.MISSING
-) -> CheckResult:
-    """A good result, or one with this advice and grade."""
-    if is_good:
-        return CheckResult(what=what, found=found, needed=needed)
-    return CheckResult(what=what, found=found, needed=needed, advice=advice, grade=worst)

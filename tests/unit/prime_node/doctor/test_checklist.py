@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from prime_node.doctor.checklist import CheckGrade, CheckResult, build_checklist, build_run_checklist, compute_need
+from prime_node.doctor.checklist import build_checklist, build_run_checklist, compute_need
 from prime_node.doctor.facts import (
     CoordinatorFacts,
     CpuFacts,
@@ -20,6 +20,7 @@ from prime_node.doctor.facts import (
     SourceFacts,
 )
 from prime_protocol.constants import PROTOCOL_VERSION
+from prime_runtime.checklist import CheckGrade, CheckResult
 
 GB = 10**9
 CPU = DeviceFacts(device="cpu", name="", is_good=True, took_ms=5, problem="")

@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
-from prime_node.doctor.checklist import CheckGrade
 from prime_node.doctor.facts import EngineInstallFacts, MemoryFacts
 from prime_node.doctor.fit import plan_gpus
+from prime_runtime.checklist import CheckGrade
 from unit.prime_node.doctor.test_checklist import GB, GOOD, GPU, lines_of
 
 assert GOOD.coordinator is not None
