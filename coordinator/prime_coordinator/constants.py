@@ -11,8 +11,9 @@ THROUGHPUT_MIN = 1.0
 THROUGHPUT_CLAIMED_MAX = 1000
 """Most tokens per second accepted from a node's own claim, before a measurement."""
 
-THROUGHPUT_DECAY = 0.7
-"""Weight of the old estimate when a new measurement comes."""
+THROUGHPUT_HALF_LIFE_MS = 120_000
+"""Time of work after which a measurement counts half. Leases that are generated together end at random moments, so one
+of them says little."""
 
 RETRY_MS = 2_000
 """When to ask again after a refusal that may soon change."""
@@ -22,6 +23,31 @@ RETRY_MS_MAX = 10_000
 
 STRAGGLER_SHARE = 0.5
 """A lease that has used this share of its time, in a step without free slots, gets a speculative duplicate."""
+
+LATENCY_MS_MAX = 30 * 60_000
+"""The longest time that a row should take, and after which any lease is a straggler. A machine that is slow for its
+memory is given so few rows that the long ones are done by then."""
+
+LEASE_MS_MIN = 10_000
+"""Leases at the end of a step are not cut below this time of the node's work: each costs entries, a file and an audit
+draw."""
+
+ACTIVE_MS = 300_000
+"""How long a worker counts for the shares of others after it asked for work."""
+
+TAIL_MEANS = 8
+"""Long rows have this many times the mean length: in log-normal lengths of sigma 1, one row of 200 is longer."""
+
+IN_HAND_BATCHES = 12
+"""Rows of the open leases of one node, in batches of its engine. Leases wait for their longest row: TAIL_MEANS batches
+pass meanwhile, and up to two more wait or are new."""
+
+CREDIT_GROWTH = 3
+"""Rows that a delivered row allows beside itself: four times as many are in hand after each round. From a slot of 16
+rows to a GPU that holds 256 takes two rounds."""
+
+ROWS_CREDIT_MAX = 2**20
+"""Bounds the numbers; no machine holds that many."""
 
 TOKENS_PER_SLOT_FIRST = 0.5
 """Share of the longest completion assumed before a run has a submission."""
@@ -37,8 +63,11 @@ ADDRESS_GROUP_MS = 3_600_000
 FREE_ENTRIES_PARTS = 4
 """One such range gets at most this part of the network's budget for entries by keys without value."""
 
-LEASES_UNSETTLED_MAX = 8
-"""Open leases and unsettled submissions of one node: a bad node must not fill a step before its first verdict."""
+LEASES_UNSETTLED_MAX = 48
+"""Open leases and unsettled submissions of one node: a full LEASES_OPEN_MAX, and as long in audit as in work."""
+
+UNSETTLED_STEPS_MAX = 2
+"""Slots of those, in steps of the run: what a node can forge before its first verdict, however small its leases are."""
 
 LEASES_UNSETTLED_PROBATION_MAX = 3
 """The same on probation: one in work, one in audit, one in transfer."""

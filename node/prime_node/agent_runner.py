@@ -75,8 +75,8 @@ log = logging.getLogger(__name__)
 class WorkStatus:
     """What the owner is shown of the work. Nothing decides by it."""
 
-    progress: GenerationProgressed | None = None
-    """Of the lease that was generated last."""
+    progress: dict[int, GenerationProgressed] = field(default_factory=dict)
+    """Of the leases that are being generated."""
     heartbeat_refusal: Refusal | None = None
     """Why the coordinator refused the last heartbeat; None where it did not."""
     run_status: RunStatus = RunStatus.ACTIVE
@@ -344,10 +344,13 @@ class AgentRunner:
         assert self.job_runner is not None, "a relay requests no leases"
 
         def report_progress(progress: GenerationProgressed) -> None:
-            self.status.progress = progress
+            self.status.progress[progress.lease] = progress
             self.post_event(progress)
 
-        event = await self.job_runner.generator.generate(wanted, report_progress)
+        try:
+            event = await self.job_runner.generator.generate(wanted, report_progress)
+        finally:
+            self.status.progress.pop(wanted.lease.lease, None)
         if not isinstance(event, Generated):
             self._generating.pop(wanted.lease.lease, None)
         self._hold_if_engine_broken(self.job_runner)

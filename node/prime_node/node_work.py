@@ -10,10 +10,11 @@ from functools import partial
 from random import Random
 
 from prime_node.agent.audit_schedule import AuditSchedule
-from prime_node.agent.events import DrainRequested, Event, HoldChanged, StakeMissing, Tick
+from prime_node.agent.events import DrainRequested, EngineReported, Event, HoldChanged, StakeMissing, Tick
 from prime_node.agent_runner import AgentRunner, Holds, SharedWork
 from prime_node.config import NodeConfig, NodeRole
 from prime_node.coordinator_client import CoordinatorClient
+from prime_node.engine.interface import EngineQueue
 from prime_node.jobs.runner import JobTools
 from prime_node.log.restores import LossNoticed
 from prime_node.run_weights import find_changed_tensors
@@ -76,6 +77,7 @@ class NodeWork:
             for run in config.runs
         }
         if self.tools is not None:
+            self.tools.engine.on_queue = partial(self._report_engine, self.tools)
             self.tools.remove_orphan_files([runner.load_state() for runner in self.runners.values()])
 
     @property
@@ -127,6 +129,13 @@ class NodeWork:
             await self.tools.close()
 
     # --- Over all runs ----------------------------------------------------------------------------------------------
+
+    def _report_engine(self, tools: JobTools, queue: EngineQueue) -> None:
+        """The engine is at work: a few times a second."""
+        capacity = tools.engine.capacity
+        self.post_to_all(
+            EngineReported(queue.running, queue.waiting, capacity.sequences_max, kv_tokens=capacity.kv_tokens)
+        )
 
     def _wake_next_run(self, run: RunId, server_ms: int) -> None:
         """The engine may be free for an audit of a run whose agent sleeps."""

@@ -714,8 +714,9 @@ REVEAL_MS = 6 * HEARTBEAT_MS
 """How long a validator has to give the verdict that it committed to. It hears with a heartbeat that it may; two may
 get lost, and a node that was killed needs half a minute to start again."""
 
-LEASES_OPEN_MAX = 16
-"""Most leases of one node that are open at once."""
+LEASES_OPEN_MAX = 32
+"""Most leases of one node that are open at once. A lease of half a batch is open until its longest row is done, which
+takes up to eight times the mean."""
 
 AUDITS_LISTED_MAX = 64
 """Most audits named in one heartbeat reply; the rest follow with the next."""
@@ -727,10 +728,11 @@ ACCEPTED_LISTED_MAX = 256
 """Most accepted submissions in one reply to the trainer, about 80 kB."""
 
 LEASE_TARGET_MS = 60_000
-"""How long a lease should take the node it is sized for: long enough to batch, short enough to lose."""
+"""Work of a node's whole engine that a lease should hold: long enough to batch, short enough to lose."""
 
-LEASE_SLACK = 4
-"""A deadline is this many times the expected time, for nodes that slow down."""
+LEASE_SLACK = 2
+"""A deadline is this many times the time until the longest possible row is done: an engine may first have to finish the
+rows of an older checkpoint, and a node may slow down."""
 
 UPLOAD_URL_CHARS_MAX = 4096
 """Longest presigned URL. S3's have 400 to 1,600 characters, the longest with a session token."""

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from prime_coordinator.constants import BLAME_MAX, BLAME_PER_OVERTURNED, LEASES_UNSETTLED_MAX
+from prime_coordinator.constants import BLAME_MAX, BLAME_PER_OVERTURNED, LEASES_UNSETTLED_MAX, UNSETTLED_STEPS_MAX
 from prime_lab.attacks.attack import Attack, AttackVerdict
 from prime_lab.attacks.catalog import (
     LEDGER_ATTACKS,
@@ -75,19 +75,26 @@ def test_no_attack_pays_whether_it_takes_one_slot_or_a_whole_step(attack: Attack
         assert compute_gain_nano(attack, TERMS, slots=slots, detection=DETECTION) < 0
 
 
+def get_slots_max(leases: int) -> int:
+    """Of each of so many unsettled leases of one node."""
+    most = TERMS.slots_per_step
+    return min(most, UNSETTLED_STEPS_MAX * most // leases)
+
+
 @pytest.mark.parametrize("attack", FRAUDULENT, ids=lambda attack: attack.name)
 def test_none_pays_with_as_many_forged_leases_at_once_as_a_node_may_have_unsettled(attack: Attack) -> None:
-    """Even where each is a whole step, work costs all of its pay, and the last slashes find an empty stake."""
+    """However its slots are cut, work costs all of its pay, and the last slashes find an empty stake."""
     for leases in range(1, LEASES_UNSETTLED_MAX + 1):
-        assert compute_gain_nano(attack, TERMS, slots=64, detection=DETECTION, leases=leases, cost_share=1.0) < 0
+        slots = get_slots_max(leases)
+        assert compute_gain_nano(attack, TERMS, slots=slots, detection=DETECTION, leases=leases, cost_share=1.0) < 0
 
 
 @pytest.mark.parametrize("attack", FRAUDULENT, ids=lambda attack: attack.name)
 def test_every_attack_would_break_even_well_below_the_detection_that_is_measured(attack: Attack) -> None:
     assert compute_break_even_detection(attack, TERMS, slots=1) < 0.011
     assert compute_break_even_detection(attack, TERMS, slots=8) < 0.08
-    for leases in (1, LEASES_UNSETTLED_MAX):
-        assert compute_break_even_detection(attack, TERMS, slots=64, leases=leases) < 0.6
+    for leases in (1, UNSETTLED_STEPS_MAX, LEASES_UNSETTLED_MAX):
+        assert compute_break_even_detection(attack, TERMS, slots=get_slots_max(leases), leases=leases) < 0.6
 
 
 def test_slashes_of_one_node_together_take_no_more_than_its_stake() -> None:
@@ -108,8 +115,11 @@ def test_the_numbers_of_the_document() -> None:
         -1.390, abs=0.001
     )
     assert compute_gain_nano(PERFECT, TERMS, slots=64, detection=DETECTION) / TOKEN == pytest.approx(-0.877, abs=0.001)
-    at_once = compute_gain_nano(PERFECT, TERMS, slots=64, detection=DETECTION, leases=LEASES_UNSETTLED_MAX)
-    assert at_once / TOKEN == pytest.approx(-6.711, abs=0.001)
+    at_once = [
+        compute_gain_nano(PERFECT, TERMS, slots=get_slots_max(leases), detection=DETECTION, leases=leases) / TOKEN
+        for leases in (UNSETTLED_STEPS_MAX, 8, 32)
+    ]
+    assert at_once == pytest.approx([-1.755, -16.432, -61.033], abs=0.001)
     for attack, one, eight, step in (
         ("older-checkpoint", 0.001, 0.009, 0.066),
         ("int8-cache", 0.003, 0.026, 0.198),

@@ -135,9 +135,11 @@ class Scene:
         beat = Heartbeat(activity=activity, checkpoint_step=step, head_size=0, updates_seen=updates_seen)
         return self.core.handle_heartbeat(self.world.id(name), self.world.run_name, beat, self.world.now_ms)
 
-    def ask(self, name: str, tokens_per_s: int = 100, checkpoint_step: int | None = None) -> LeaseReply:
+    def ask(
+        self, name: str, tokens_per_s: int = 100, checkpoint_step: int | None = None, rows_at_once: int = 0
+    ) -> LeaseReply:
         step = max(0, self.run.latest) if checkpoint_step is None else checkpoint_step
-        request = LeaseRequest(checkpoint_step=step, tokens_per_s=tokens_per_s)
+        request = LeaseRequest(checkpoint_step=step, tokens_per_s=tokens_per_s, rows_at_once=rows_at_once)
         return self.core.request_lease(self.world.id(name), self.world.run_name, request, self.world.now_ms)
 
     def lease(self, name: str, **request: Any) -> e.LeaseGranted:

@@ -127,7 +127,7 @@ REPORT: dict[str, Any] = {
             "rows_done": 8,
             "rows": 32,
         },
-        "waiting": 1,
+        "others": 1,
         "tokens_per_s": 812,
         "idle_reason": "",
     },

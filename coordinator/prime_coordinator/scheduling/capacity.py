@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from prime_coordinator.constants import (
     THROUGHPUT_CLAIMED_MAX,
-    THROUGHPUT_DECAY,
+    THROUGHPUT_HALF_LIFE_MS,
     THROUGHPUT_MIN,
     TOKENS_PER_SLOT_DECAY,
     TOKENS_PER_SLOT_FIRST,
@@ -149,35 +149,49 @@ class Stragglers:
             del self._suspects[position]
 
 
-class Throughput:
-    """Measured output tokens per second of each node; newer leases weigh more.
+@dataclass(slots=True)
+class DeliveredWork:
+    """Tokens of one node and the time that they took. Newer work weighs more."""
 
-    The time runs from a lease to its submission. A node's own claim counts only until its first submission: paying for
-    speed invites lies.
+    tokens: float = 0.0
+    work_ms: float = 0.0
+    answered_ms: int = 0
+    """When it submitted last."""
+
+
+class Throughput:
+    """Measured output tokens per second of each node, of its whole engine.
+
+    Leases that a node has at the same time share it: the time of a submission runs from the one before, or from the
+    grant of the first open lease. A node's own claim counts only until its first submission: paying for speed invites
+    lies.
     """
 
     def __init__(self) -> None:
-        self._measured: dict[NodeId, float] = {}
-        self._answered_ms: dict[NodeId, int] = {}
+        self._work: dict[NodeId, DeliveredWork] = {}
 
     def record(self, node: NodeId, *, tokens: int, leased_ms: int, now_ms: int) -> None:
-        """Record a submission. A lease that queued behind another is timed from the submission of that other."""
-        began_ms = max(leased_ms, self._answered_ms.get(node, 0))
-        self._answered_ms[node] = now_ms
-        speed = 1000 * tokens / max(now_ms - began_ms, 1)
-        known = self._measured.get(node)
-        self._measured[node] = speed if known is None else THROUGHPUT_DECAY * known + (1 - THROUGHPUT_DECAY) * speed
+        """Record a submission. `leased_ms`: when the oldest of the node's leases was granted, this one included."""
+        work = self._work.setdefault(node, DeliveredWork())
+        took_ms = max(0, now_ms - max(leased_ms, work.answered_ms))
+        kept = 0.5 ** (took_ms / THROUGHPUT_HALF_LIFE_MS)
+        work.answered_ms = now_ms
+        work.tokens = kept * work.tokens + tokens
+        work.work_ms = kept * work.work_ms + took_ms
 
     def record_loss(self, node: NodeId) -> None:
         """Record an expired lease: the node is slower than estimated, by an unknown factor."""
-        if node in self._measured:
-            self._measured[node] = max(THROUGHPUT_MIN, self._measured[node] / 2)
+        if node in self._work:
+            self._work[node].tokens /= 2
 
     def get(self, node: NodeId, claimed: int) -> float:
-        return max(THROUGHPUT_MIN, self._measured.get(node, min(claimed, THROUGHPUT_CLAIMED_MAX)))
+        work = self._work.get(node)
+        if work is None:
+            return max(THROUGHPUT_MIN, min(claimed, THROUGHPUT_CLAIMED_MAX))
+        return max(THROUGHPUT_MIN, 1000 * work.tokens / max(1.0, work.work_ms))
 
     def is_measured(self, node: NodeId) -> bool:
-        return node in self._measured
+        return node in self._work
 
 
 @dataclass(slots=True)

@@ -5,13 +5,14 @@ at all is decided in eligibility.py.
 """
 
 import heapq
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 from functools import partial
 
 from prime_coordinator.constants import (
     FILE_BYTES_PER_TOKEN,
     GRACE_MS,
+    LATENCY_MS_MAX,
     LEASES_UNSETTLED_MAX,
     LEASES_UNSETTLED_PROBATION_MAX,
     PROBATION_STEP_PARTS,
@@ -19,14 +20,13 @@ from prime_coordinator.constants import (
     RETRY_MS_MAX,
     ROUND_LATE_S,
     STRAGGLER_SHARE,
+    UNSETTLED_STEPS_MAX,
 )
 from prime_coordinator.entry_writer import EntryWriter
 from prime_coordinator.scheduling.capacity import FreeSlots, StepEstimate, Stragglers, Throughput
 from prime_coordinator.scheduling.eligibility import Backoff
+from prime_coordinator.scheduling.sizing import ActiveWorkers, RowCredits, WorkerLoad, limit_to_share
 from prime_protocol.constants import (
-    LEASE_MS_MAX,
-    LEASE_SLACK,
-    LEASE_TARGET_MS,
     LEASES_OPEN_MAX,
     ROLLOUT_FILE_BYTES_MAX,
     ROLLOUT_ROWS_MAX,
@@ -37,20 +37,30 @@ from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.wire.ids import NodeId, RunId, Slot, Step
 from prime_protocol.wire.messages import LeaseReply, LeaseRequest
 
-assert LEASES_UNSETTLED_MAX <= LEASES_OPEN_MAX
+assert LEASES_UNSETTLED_MAX >= LEASES_OPEN_MAX
 
 
 @dataclass(frozen=True, slots=True)
 class LeasePlan:
-    """What to grant to a node: how many slots of the latest step, and how long each takes it."""
+    """What to grant to a node: how many slots of the latest step, and what it has to do already."""
 
     run: RunId
     step: Step
     checkpoint_step: Step
     node: NodeId
     slots: int
-    slot_ms: float
+    load: WorkerLoad
+    samples: int
+    """Rows of a slot."""
     is_probe: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLease:
+    """A lease without an answer, and when it was granted."""
+
+    entry: LeaseGranted
+    granted_ms: int
 
 
 def refuse_lease(reason: str, retry_ms: int = RETRY_MS) -> LeaseReply:
@@ -65,12 +75,15 @@ class LeaseScheduler:
         self._backoff = backoff
         self._started_ms = now_ms
         self.throughput = Throughput()
+        self._credits = RowCredits()
+        self._active: defaultdict[RunId, ActiveWorkers] = defaultdict(ActiveWorkers)
         self._stragglers = Stragglers()
         self._estimates: dict[RunId, StepEstimate] = {}
         self._free: dict[tuple[RunId, Step], FreeSlots] = {}
-        self._held: dict[NodeId, dict[tuple[RunId, int], LeaseGranted]] = {}
+        self._held: dict[NodeId, dict[tuple[RunId, int], OpenLease]] = {}
         self._deadlines: list[tuple[int, RunId, int]] = []
         self._unsettled: Counter[NodeId] = Counter()
+        self._unsettled_slots: Counter[tuple[RunId, NodeId]] = Counter()
         for name, run in entry_writer.state.runs.items():
             self._recover(name, run)
 
@@ -78,22 +91,26 @@ class LeaseScheduler:
         for number, lease in run.leases.items():
             self._hold(name, to_lease_entry(number, lease), lease.granted_at_ms)
         for submission in sorted(run.submissions.values(), key=lambda each: each.position.index):
-            self._measure(submission)
+            self._measure(run, submission)
             if submission.outcome is None:
-                self._unsettled[submission.node] += 1
+                self._count_unsettled(name, submission, 1)
 
     # --- Requests ---------------------------------------------------------------------------------------------------
 
     def request(self, name: RunId, node: NodeId, request: LeaseRequest, now_ms: int) -> LeaseReply:
         """A lease that fits the node, or why there is none and when to ask again. The node is eligible."""
         run = self._run(name)
-        refusal = self._refusal(run, node, request, now_ms)
+        refusal = self._refusal(name, run, node, request, now_ms)
         if refusal is not None:
             return refusal
         plan = self._plan(name, run, node, request, now_ms)
+        if plan.load.get_room() < 1:
+            return refuse_lease(f"you have {plan.load.rows_open} rollouts in hand; submit some first")
         if plan.slots < 1:
             return refuse_lease("the result would come too late for this step")
-        span = self._free_slots(name, plan.step).take(plan.slots)
+        free = self._free_slots(name, plan.step)
+        slot_ms, share = plan.samples * plan.load.row_ms, self._active[name].get_share(node)
+        span = free.take(limit_to_share(plan.slots, free=len(free), share=share, slot_ms=slot_ms))
         if span is not None:
             return self._grant(plan, span, False, now_ms)
         duplicate = self._take_straggler(plan, now_ms)
@@ -104,7 +121,9 @@ class LeaseScheduler:
         retry_ms = min(max(due_ms - now_ms, RETRY_MS), RETRY_MS_MAX)
         return refuse_lease(f"step {plan.step} is fully leased", retry_ms)
 
-    def _refusal(self, run: RunState, node: NodeId, request: LeaseRequest, now_ms: int) -> LeaseReply | None:
+    def _refusal(
+        self, name: RunId, run: RunState, node: NodeId, request: LeaseRequest, now_ms: int
+    ) -> LeaseReply | None:
         if run.status is not RunStatus.ACTIVE:
             return refuse_lease(f"the run is {run.status}", RETRY_MS_MAX)
         checkpoint = run.checkpoints.get(Step(run.latest))
@@ -115,12 +134,17 @@ class LeaseScheduler:
         lag_max = min(run.terms.lag_max, get_step_terms(run, Step(run.latest)).lag_max)
         if request.checkpoint_step < run.latest - lag_max:
             return refuse_lease(f"checkpoint {request.checkpoint_step} is too old, load {run.latest}")
-        held = len(self._held.get(node, ()))
+        held = self._held.get(node, {})
         if held and not self.throughput.is_measured(node):
             return refuse_lease("your first lease is a probe; submit it first")
         unsettled_max = LEASES_UNSETTLED_PROBATION_MAX if self._is_new(run, node) else LEASES_UNSETTLED_MAX
-        if held + self._unsettled[node] >= unsettled_max:
+        if len(held) >= LEASES_OPEN_MAX:
+            return refuse_lease(f"you have {LEASES_OPEN_MAX} leases in hand; submit one first")
+        if len(held) + self._unsettled[node] >= unsettled_max:
             return refuse_lease(f"{unsettled_max} of your leases and submissions are not settled yet")
+        open_slots = sum(each.entry.slots for (known, _), each in held.items() if known == name)
+        if open_slots + self._unsettled_slots[name, node] >= UNSETTLED_STEPS_MAX * run.terms.slots_per_step:
+            return refuse_lease(f"your leases and submissions of {UNSETTLED_STEPS_MAX} steps are not settled yet")
         return None
 
     def _explain_missing_beacon(self, step: int, now_ms: int) -> str:
@@ -137,17 +161,31 @@ class LeaseScheduler:
 
     def _plan(self, name: RunId, run: RunState, node: NodeId, request: LeaseRequest, now_ms: int) -> LeasePlan:
         """A node without a measurement gets one slot: its first lease measures its throughput."""
-        step, estimate = Step(run.latest), self._get_estimate(name)
-        slot_ms = 1000 * estimate.tokens_per_slot / self.throughput.get(node, request.tokens_per_s)
-        is_probe, terms = not self.throughput.is_measured(node), get_step_terms(run, step)
+        step, is_probe = Step(run.latest), not self.throughput.is_measured(node)
+        terms = get_step_terms(run, step)
+        load = self._get_load(name, run, node, request, now_ms)
+        self._active[name].record(node, 0.0 if is_probe else load.tokens_per_s, now_ms)
         parts = PROBATION_STEP_PARTS if self._is_new(run, node) else 1
-        fitting = min(int(LEASE_TARGET_MS / slot_ms), compute_slots_max(terms), terms.slots_per_step // parts)
-        slots = 1 if is_probe else max(1, fitting)
-        left_ms = estimate.time_left_ms(run, request.checkpoint_step, now_ms)
-        if left_ms is not None:
-            slots = min(slots, int(left_ms / slot_ms))
+        rows, samples = load.get_rows(), terms.samples_per_slot
+        fitting = min(-(-rows // samples), compute_slots_max(terms), terms.slots_per_step // parts)
+        slots = min(1, rows) if is_probe or rows < 1 else max(1, fitting)
         checkpoint_step = Step(min(request.checkpoint_step, step))
-        return LeasePlan(name, step, checkpoint_step, node, slots, slot_ms, is_probe)
+        return LeasePlan(name, step, checkpoint_step, node, slots, load, samples, is_probe)
+
+    def _get_load(self, name: RunId, run: RunState, node: NodeId, request: LeaseRequest, now_ms: int) -> WorkerLoad:
+        estimate, terms = self._get_estimate(name), get_step_terms(run, Step(run.latest))
+        held = self._held.get(node, {})
+        samples = terms.samples_per_slot
+        return WorkerLoad(
+            tokens_per_s=self.throughput.get(node, request.tokens_per_s),
+            rows_claimed=request.rows_at_once,
+            credit=self._credits.get(node, samples),
+            slot_rows=samples,
+            rows_open=samples * sum(each.entry.slots for each in held.values()),
+            row_tokens=estimate.tokens_per_slot / samples,
+            row_tokens_max=terms.output_tokens_max,
+            left_ms=estimate.time_left_ms(run, request.checkpoint_step, now_ms),
+        )
 
     def _take_straggler(self, plan: LeasePlan, now_ms: int) -> range | None:
         """The slots of the most overdue lease that this node would finish before the holder's deadline."""
@@ -161,7 +199,7 @@ class LeaseScheduler:
 
         def suits(number: int) -> bool:
             lease = run.leases[number]
-            in_time = now_ms + lease.slots * plan.slot_ms < lease.deadline_ms
+            in_time = now_ms + plan.load.expect_mean_ms(plan.samples * lease.slots) < lease.deadline_ms
             return lease.node != plan.node and in_time and not (plan.is_probe and lease.slots > 1)
 
         found = self._stragglers.take(plan.run, plan.step, now_ms, is_open=is_open, suits=suits)
@@ -169,7 +207,6 @@ class LeaseScheduler:
 
     def _grant(self, plan: LeasePlan, span: range, is_duplicate: bool, now_ms: int) -> LeaseReply:
         number = self._run(plan.run).lease_next
-        expected_ms = int(len(span) * plan.slot_ms)
         entry = LeaseGranted(
             lease=number,
             node=plan.node,
@@ -177,7 +214,7 @@ class LeaseScheduler:
             checkpoint_step=plan.checkpoint_step,
             first_slot=Slot(span.start),
             slots=len(span),
-            deadline_ms=now_ms + min(LEASE_MS_MAX, max(LEASE_SLACK * expected_ms, LEASE_TARGET_MS)),
+            deadline_ms=now_ms + plan.load.get_duration_ms(plan.samples * len(span)),
             speculative=is_duplicate,
         )
         self._entry_writer.append_own(entry, plan.run, now_ms)
@@ -188,21 +225,19 @@ class LeaseScheduler:
 
     def open_leases(self, run: RunId, node: NodeId) -> tuple[LeaseGranted, ...]:
         held = self._held.get(node)
-        return tuple(entry for (name, _), entry in held.items() if name == run) if held else ()
+        return tuple(each.entry for (name, _), each in held.items() if name == run) if held else ()
 
     def record_submission(self, name: RunId, submission: SubmissionState) -> None:
+        self._measure(self._run(name), submission)
         self._release(submission.node, name, submission.lease)
-        self._unsettled[submission.node] += 1
-        self._measure(submission)
+        self._count_unsettled(name, submission, 1)
         # An estimate that is created later includes this submission, from the log.
         if name in self._estimates:
             self._estimates[name].record_submission(submission)
         self._backoff.record_good_file(submission.node)
 
     def record_settlement(self, name: RunId, submission: SubmissionState, now_ms: int) -> None:
-        self._unsettled[submission.node] -= 1
-        if not self._unsettled[submission.node]:
-            del self._unsettled[submission.node]
+        self._count_unsettled(name, submission, -1)
         self._uncover(name, submission.step, submission.slots, now_ms)
 
     def record_credit(self, name: RunId, submission: SubmissionState) -> None:
@@ -230,9 +265,9 @@ class LeaseScheduler:
 
     def mark_leases_suspect(self, node: NodeId) -> None:
         """Let other nodes duplicate this node's leases at once: nothing is to be expected of it."""
-        for (name, number), entry in self._held.get(node, {}).items():
-            if not entry.speculative:
-                self._stragglers.add(name, entry.step, number, 0)
+        for (name, number), each in self._held.get(node, {}).items():
+            if not each.entry.speculative:
+                self._stragglers.add(name, each.entry.step, number, 0)
 
     def tick(self, now_ms: int) -> None:
         """End expired leases."""
@@ -245,6 +280,7 @@ class LeaseScheduler:
             self.record_end(name, number, lease, now_ms)
             if now_ms >= self._started_ms + GRACE_MS:
                 self.throughput.record_loss(lease.node)
+                self._credits.record_loss(lease.node)
                 self._backoff.record_lost_lease(lease.node, now_ms)
 
     # --- Small parts ------------------------------------------------------------------------------------------------
@@ -253,10 +289,10 @@ class LeaseScheduler:
         return self._entry_writer.state.runs[name]
 
     def _hold(self, name: RunId, entry: LeaseGranted, granted_ms: int) -> None:
-        self._held.setdefault(entry.node, {})[(name, entry.lease)] = entry
+        self._held.setdefault(entry.node, {})[(name, entry.lease)] = OpenLease(entry, granted_ms)
         heapq.heappush(self._deadlines, (entry.deadline_ms, name, entry.lease))
         if not entry.speculative:
-            suspect_ms = granted_ms + int(STRAGGLER_SHARE * (entry.deadline_ms - granted_ms))
+            suspect_ms = granted_ms + min(LATENCY_MS_MAX, int(STRAGGLER_SHARE * (entry.deadline_ms - granted_ms)))
             self._stragglers.add(name, entry.step, entry.lease, suspect_ms)
 
     def _release(self, node: NodeId, name: RunId, number: int) -> None:
@@ -266,13 +302,26 @@ class LeaseScheduler:
         if not held:
             del self._held[node]
 
-    def _measure(self, submission: SubmissionState) -> None:
+    def _count_unsettled(self, name: RunId, submission: SubmissionState, change: int) -> None:
+        node, counts = submission.node, self._unsettled
+        counts[node] += change
+        self._unsettled_slots[name, node] += change * submission.slots_total
+        if not counts[node]:
+            del counts[node]
+        if not self._unsettled_slots[name, node]:
+            del self._unsettled_slots[name, node]
+
+    def _measure(self, run: RunState, submission: SubmissionState) -> None:
+        node = submission.node
+        held_ms = min((each.granted_ms for each in self._held.get(node, {}).values()), default=submission.at_ms)
         self.throughput.record(
-            submission.node,
+            node,
             tokens=submission.output_tokens,
-            leased_ms=submission.leased_at_ms,
+            leased_ms=min(held_ms, submission.leased_at_ms),
             now_ms=submission.at_ms,
         )
+        samples = get_step_terms(run, submission.step).samples_per_slot
+        self._credits.record_submission(node, samples * submission.slots_total)
 
     def _get_estimate(self, name: RunId) -> StepEstimate:
         if name not in self._estimates:

@@ -4,7 +4,8 @@ A worker past probation that forges k submissions at once, against honest work:
 
     gain = k * saves * cost - E[X] * pay - E[min(X * slash, stake)]       X ~ Binomial(k, audit_floor * detection)
 
-k is at most the number of submissions of one node that the coordinator leaves unsettled. Each slash is taken from the
+k is at most the number of submissions of one node that the coordinator leaves unsettled, and together they have at
+most UNSETTLED_STEPS_MAX steps of slots. Each slash is taken from the
 remaining stake, so the more are forged at once, the less the last one costs. An attack that is refused before an audit
 is neither paid nor slashed: `gain = saves * cost - pay`, and zero if the worker then does the work. The pay of a
 submission is its share of what a step pays to workers. A worker does not work for less than its cost, so the cost is at

@@ -19,6 +19,7 @@ from prime_node.agent.events import (
     CosignTreeHead,
     DrainRequested,
     Effect,
+    EngineReported,
     Event,
     Generated,
     GenerationFailed,
@@ -140,6 +141,8 @@ class Agent:
                 self._loading_step = -1 if self._loading_step == step else self._loading_step
             case Generated() | GenerationFailed() | GenerationProgressed():
                 self._handle_generation(event, now_ms)
+            case EngineReported():
+                self.leases.room.record_report(event)
             case AuditDone(submission, finding):
                 finished = self.audits.finish(submission, finding, self.get_server_ms(now_ms))
                 self._queue_entries([finished] if finished is not None else [])
@@ -268,8 +271,8 @@ class Agent:
     def _apply_command(self, command: NodeCommand, now_ms: int) -> None:
         command = self.control.apply_command(command, now_ms)
         if command is not NodeCommand.NONE:
-            kept = self.leases.current if command is NodeCommand.DRAIN else None
-            for number in [number for number, each in self.leases.open.items() if each is not kept]:
+            is_drain = command is NodeCommand.DRAIN
+            for number in [n for n, each in self.leases.open.items() if each.started_ms is None or not is_drain]:
                 self._effects += self.leases.drop(number)
                 self._return_lease(LeaseEnded(lease=number, reason=f"the node was told to {command}"), now_ms)
 
@@ -297,11 +300,12 @@ class Agent:
                     FAILED_LEASE_WAIT_MS_MAX, FAILED_LEASE_WAIT_MS << min(self._generation_failures, 10)
                 )
                 self._generation_failures += 1
-            case GenerationProgressed(_, done, rows) if self.leases.would_miss_deadline(
-                number, rows_done=done, rows=rows, now_ms=now_ms, server_ms=server_ms
-            ):
-                self._effects += self.leases.drop(number)
-                self._return_lease(LeaseEnded(lease=number, reason="it would not be done before its deadline"), now_ms)
+            case GenerationProgressed(_, done, rows):
+                self.leases.record_progress(number, rows_done=done, rows=rows, now_ms=now_ms)
+                if self.leases.would_miss_deadline(number, now_ms=now_ms, server_ms=server_ms):
+                    self._effects += self.leases.drop(number)
+                    reason = "it would not be done before its deadline"
+                    self._return_lease(LeaseEnded(lease=number, reason=reason), now_ms)
 
     def _delay_lease_request(self, retry_ms: int, now_ms: int) -> None:
         wait_ms = retry_ms + backoff_ms(self._lease_request_failures, self._rng)
@@ -318,6 +322,10 @@ class Agent:
                 self._heartbeat_due_ms = now_ms
             case Staked():
                 self._membership.is_staked = refusal is None
+            case Submitted() if refusal is None:
+                # What was delivered makes room for more.
+                self._lease_request_failures = 0
+                self._lease_request_due_ms = min(self._lease_request_due_ms, now_ms)
             case VerdictCommitted(submission=name) if refusal is not None:
                 self.audits.committed.pop(name, None)
             case VerdictGiven() if refusal is not None and refusal.field == "commitment":
@@ -416,7 +424,11 @@ class Agent:
             self._entry_request = self._send(pending.entry, pending.run, pending.file)
         if now_ms >= ask_ms:
             tokens_per_s = self.leases.tokens_per_s or self._profile.tokens_per_s
-            request = LeaseRequest(checkpoint_step=self.leases.newest_checkpoint, tokens_per_s=tokens_per_s)
+            request = LeaseRequest(
+                checkpoint_step=self.leases.newest_checkpoint,
+                tokens_per_s=tokens_per_s,
+                rows_at_once=self.leases.room.rows_at_once,
+            )
             self._lease_request = self._send(request, self._profile.run)
         if self._heartbeat_request is None and now_ms >= self._heartbeat_due_ms:
             self._heartbeat_sent_ms = now_ms

@@ -1,15 +1,16 @@
 """What the coordinator has assigned to this node: a worker's leases and a validator's audits. Pure.
 
-A worker generates one lease at a time, requests the next one shortly before it is done, returns what it cannot finish
-in time, and never answers a lease twice. A validator gives one verdict per submission, since two that differ would be
-held against it. An audit that fails on this machine is retried while there is time, and never becomes a verdict.
-Sending is the outbox's.
+A worker holds several leases: rows of the next one enter the engine as rows of the last are finished, and each lease is
+answered when its own rows are. It returns what it cannot finish in time, and never answers a lease twice. A validator
+gives one verdict per submission, since two that differ would be held against it. An audit that fails on this machine is
+retried while there is time, and never becomes a verdict. Sending is the outbox's.
 """
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from prime_node.agent.audit_schedule import AuditSchedule
+from prime_node.agent.engine_room import EngineRoom
 from prime_node.agent.events import (
     Audit,
     AuditFinding,
@@ -21,7 +22,7 @@ from prime_node.agent.events import (
     PendingEntry,
     SavedState,
 )
-from prime_protocol.constants import REVEAL_MS
+from prime_protocol.constants import LEASES_OPEN_MAX, REVEAL_MS
 from prime_protocol.ledger.entries import (
     OUTCOME_NUMBER,
     Inspected,
@@ -40,14 +41,22 @@ from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import Domain, VerdictReceipt, compute_receipt_id, sign_document
 
 PREFETCH_MS = 10_000
-"""The next lease is requested this long before the current one should be done: the reply arrives in time."""
+"""An engine that does not say how many rows it holds gets the next lease this long before the last should be done."""
 
-THROUGHPUT_DECAY = 0.5
-"""Weight of the earlier estimate of the time per slot when a lease is done."""
+THROUGHPUT_HALF_LIFE_MS = 60_000
+"""Time of work after which a measurement counts half."""
+
+DISBELIEF = 0.5
+"""Factor of the expected time after a lease was returned for being too slow: the first measurement may have contained
+the engine's start, and a node that never corrects it would return every lease."""
 
 SPEEDUP_MAX = 2
 """A lease is returned if its rest would be late even at this many times the speed so far. Completions differ in length,
 so the speed so far is a poor estimate."""
+
+JUDGED_PARTS = 4
+"""That speed says nothing before this part of the rows is done: rows wait for a place in the batch, and the first to
+end are the shortest."""
 
 ANSWERS_KEEP_MS = 600_000
 """How long an answer is kept after its lease's deadline. By then no reply in flight can name the lease."""
@@ -62,6 +71,9 @@ class HeldLease:
     started_ms: int | None = None
     engine_started_ms: int | None = None
     """When the engine began to generate. Starting it and loading weights does not count towards throughput."""
+    rows: int | None = None
+    """None until the engine has begun."""
+    rows_done: int = 0
 
 
 class LeaseAssignments:
@@ -80,9 +92,13 @@ class LeaseAssignments:
         """Roots of the checkpoints on this disk."""
         self._beacons: dict[Step, Digest] = {}
         self.lag_max = 0
-        self.tokens_per_s = 0
-        """Measured over the last leases; 0 before the first."""
-        self._slot_ms: float | None = None
+        self.room = EngineRoom()
+        self._rows_per_slot = 0
+        """0 before the engine has begun with a lease."""
+        self._finished_ms = 0
+        """When the last lease was done."""
+        self._work_ms = self._work_slots = self._work_tokens = 0.0
+        """Over the last leases, newer ones weigh more."""
 
     # --- State ------------------------------------------------------------------------------------------------------
 
@@ -109,19 +125,47 @@ class LeaseAssignments:
         return max(self.checkpoints, default=-1)
 
     @property
-    def current(self) -> HeldLease | None:
-        """The lease that is being generated."""
-        return next((each for each in self.open.values() if each.started_ms is not None), None)
+    def tokens_per_s(self) -> int:
+        """Measured over the last leases; 0 before the first."""
+        return max(1, int(1000 * self._work_tokens / max(1.0, self._work_ms))) if self._work_slots else 0
+
+    @property
+    def _slot_ms(self) -> float | None:
+        """Time of the whole engine for a slot."""
+        return self._work_ms / self._work_slots if self._work_slots else None
+
+    def list_started(self) -> list[HeldLease]:
+        """The leases that are being generated, the one that is due first before the others."""
+        started = [each for each in self.open.values() if each.started_ms is not None]
+        return sorted(started, key=lambda each: (each.lease.deadline_ms, each.lease.lease))
 
     def next_room_ms(self, now_ms: int) -> int | None:
         """When there will be room for another lease; None: not known."""
         if not self.open:
             return now_ms
-        current = self.current
+        if len(self.open) >= LEASES_OPEN_MAX:
+            return None
+        if self.room.rows_at_once:
+            unfinished = self._count_unfinished()
+            return now_ms if unfinished is not None and self.room.has_room(unfinished) else None
+        current = next(iter(self.list_started()), None)
         if len(self.open) > 1 or current is None or self._slot_ms is None:
             return None
         assert current.started_ms is not None
-        return current.started_ms + int(current.lease.slots * self._slot_ms) - PREFETCH_MS
+        began_ms = max(current.started_ms, self._finished_ms)
+        return began_ms + int(current.lease.slots * self._slot_ms) - PREFETCH_MS
+
+    def _count_unfinished(self) -> int | None:
+        """Rows that the engine is to generate with the newest checkpoint of any lease; None: not known yet.
+
+        Rows of an older checkpoint leave the engine before these enter it, so the two never share its memory."""
+        newest = max(each.lease.checkpoint_step for each in self.open.values())
+        held = [each for each in self.open.values() if each.lease.checkpoint_step == newest]
+        if any(each.rows is None for each in held) and not self._rows_per_slot:
+            return None
+        return sum(
+            self._rows_per_slot * each.lease.slots if each.rows is None else each.rows - each.rows_done for each in held
+        )
 
     def next_deadline_ms(self) -> int | None:
         """When the next deadline passes, by the coordinator's clock."""
@@ -150,24 +194,21 @@ class LeaseAssignments:
         return [CancelGeneration(number)] if held and held.started_ms is not None else []
 
     def advance(self, now_ms: int, server_ms: int) -> tuple[list[Effect], list[LeaseEnded]]:
-        """Drops late leases and starts the next one. The entries are of leases that this node returns."""
+        """Drops late leases and starts all that can be. The entries are of leases that this node returns."""
         late = [number for number, each in self.open.items() if server_ms > each.lease.deadline_ms]
         effects = [effect for number in late for effect in self.drop(number)]
         returned: list[LeaseEnded] = []
-        while self.open and self.current is None:
-            held = min(self.open.values(), key=lambda each: (each.lease.deadline_ms, each.lease.lease))
-            lease = held.lease
+        waiting = [each for each in self.open.values() if each.started_ms is None]
+        for held in sorted(waiting, key=lambda each: (each.lease.deadline_ms, each.lease.lease)):
+            lease, step = held.lease, held.lease.checkpoint_step
             reason = self._find_obstacle(lease, server_ms)
             if reason:
                 del self.open[lease.lease]
                 returned.append(LeaseEnded(lease=lease.lease, reason=reason))
-                self._lower_slot_estimate()
-                continue
-            step = lease.checkpoint_step
-            if step not in self.checkpoints or lease.step not in self._beacons:
-                break
-            held.started_ms = now_ms
-            effects.append(Generate(lease, step, self.checkpoints[step], self._beacons[lease.step]))
+                self._work_ms *= DISBELIEF
+            elif step in self.checkpoints and lease.step in self._beacons:
+                held.started_ms = now_ms
+                effects.append(Generate(lease, step, self.checkpoints[step], self._beacons[lease.step]))
         return effects, returned
 
     def _find_obstacle(self, lease: LeaseGranted, server_ms: int) -> str:
@@ -180,16 +221,23 @@ class LeaseAssignments:
             return f"this node has loaded a newer checkpoint than {lease.checkpoint_step}"
         return ""
 
-    def would_miss_deadline(self, number: int, *, rows_done: int, rows: int, now_ms: int, server_ms: int) -> bool:
-        """Whether the lease that is being generated cannot be finished in time."""
+    def record_progress(self, number: int, *, rows_done: int, rows: int, now_ms: int) -> None:
         held = self.open.get(number)
         if held is None or held.started_ms is None:
-            return False
+            return
         if held.engine_started_ms is None:
             held.engine_started_ms = now_ms
-        if not rows_done:
+        held.rows, held.rows_done = rows, rows_done
+        self._rows_per_slot = max(1, rows // held.lease.slots)
+
+    def would_miss_deadline(self, number: int, *, now_ms: int, server_ms: int) -> bool:
+        """Whether the lease that is being generated cannot be finished in time."""
+        held = self.open.get(number)
+        if held is None or held.engine_started_ms is None or held.rows is None or not held.rows_done:
             return False
-        rest_ms = (rows - rows_done) * (now_ms - held.engine_started_ms) / rows_done
+        if held.rows_done * JUDGED_PARTS < held.rows:
+            return False
+        rest_ms = (held.rows - held.rows_done) * (now_ms - held.engine_started_ms) / held.rows_done
         return server_ms + rest_ms / SPEEDUP_MAX > held.lease.deadline_ms
 
     def finish(self, number: int, file: FinishedFile, now_ms: int, server_ms: int) -> Submitted | None:
@@ -198,8 +246,7 @@ class LeaseAssignments:
         if held is None or held.started_ms is None:
             return None
         lease = held.lease
-        began_ms = held.engine_started_ms or held.started_ms
-        self._update_throughput((now_ms - began_ms) / lease.slots, file.output_tokens / lease.slots)
+        self._record_throughput(held, file.output_tokens, now_ms)
         if server_ms > lease.deadline_ms:
             return None
         assert number not in self.answers
@@ -217,17 +264,17 @@ class LeaseAssignments:
         """Whether this node made the submission."""
         return any(answer.submission == submission for answer in self.answers.values())
 
-    def _update_throughput(self, slot_ms: float, slot_tokens: float) -> None:
-        self._slot_ms = (
-            slot_ms if self._slot_ms is None else THROUGHPUT_DECAY * self._slot_ms + (1 - THROUGHPUT_DECAY) * slot_ms
-        )
-        self.tokens_per_s = max(1, int(1000 * slot_tokens / max(1.0, self._slot_ms)))
-
-    def _lower_slot_estimate(self) -> None:
-        """Call it after returning a lease that was not started. The first estimate may include the engine's start; a
-        node that never corrects it would return every lease."""
-        if self._slot_ms is not None:
-            self._slot_ms *= THROUGHPUT_DECAY
+    def _record_throughput(self, held: HeldLease, tokens: int, now_ms: int) -> None:
+        """Leases that are generated together share the time: it counts from the end of the last one."""
+        assert held.started_ms is not None
+        began_ms = held.started_ms if held.engine_started_ms is None else held.engine_started_ms
+        took_ms = max(0, now_ms - max(began_ms, self._finished_ms))
+        kept = 0.5 ** (took_ms / THROUGHPUT_HALF_LIFE_MS)
+        self._finished_ms = now_ms
+        self._work_ms = kept * self._work_ms + took_ms
+        self._work_slots = kept * self._work_slots + held.lease.slots
+        self._work_tokens = kept * self._work_tokens + tokens
+        self.room.record_rows(tokens / (held.rows or held.lease.slots * max(1, self._rows_per_slot)))
 
     def _save_answer(self, answer: LeaseAnswer, server_ms: int) -> None:
         expired = [n for n, old in self.answers.items() if old.deadline_ms + ANSWERS_KEEP_MS < server_ms]

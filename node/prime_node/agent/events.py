@@ -163,11 +163,24 @@ class GenerationFailed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationProgressed:
-    """The engine has finished some rows of a lease."""
+    """The engine has finished some rows of a lease, or none yet: it has begun."""
 
     lease: int
     rows_done: int
     rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class EngineReported:
+    """What the engine is doing, and how much it can hold: of all its replicas together."""
+
+    running: int
+    """Rows that are generated at each step, of all leases."""
+    waiting: int
+    """Rows that wait for a place in the running batch."""
+    sequences_max: int
+    kv_tokens: int
+    """0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +253,7 @@ Event = (
     | Generated
     | GenerationFailed
     | GenerationProgressed
+    | EngineReported
     | AuditDone
     | AuditFailed
     | SlashReported

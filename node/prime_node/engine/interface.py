@@ -42,6 +42,10 @@ class EngineCapacity:
     """Tokens of prompts and outputs that the KV cache holds; 0: unknown."""
 
 
+NO_CAPACITY = EngineCapacity(sequences_max=0, kv_tokens=0)
+"""Of an engine without a checkpoint."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineQueue:
     """The completions that an engine has been asked for and has not finished."""

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from prime_node.engine.config import EngineConfig
-from prime_node.engine.interface import EngineCapacity, EngineFacts
+from prime_node.engine.interface import NO_CAPACITY, EngineCapacity, EngineFacts
 from prime_node.engine.process import EngineDied, EngineProcess, OnQueue, build_command, build_environment
 from prime_node.engine.shared_lock import SharedLock
 from prime_protocol.errors import LocalError
@@ -112,6 +112,11 @@ class EngineManager:
         self.restarts = 0
         self.last_error = ""
         """Why the engine last died or failed to start."""
+
+    @property
+    def capacity(self) -> EngineCapacity:
+        """With the loaded checkpoint; zeros where there is none."""
+        return self._process.capacity if self._process is not None else NO_CAPACITY
 
     def is_broken(self, run: str = "") -> bool:
         return self._get_deaths(run).count >= DEATHS_MAX

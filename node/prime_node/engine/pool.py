@@ -18,7 +18,7 @@ from typing import Any
 
 from prime_node.engine.config import VISIBLE_GPUS, EngineConfig, EngineKind
 from prime_node.engine.devices import EngineDevices, has_gpu_driver, list_devices
-from prime_node.engine.interface import EngineQueue
+from prime_node.engine.interface import EngineCapacity, EngineQueue
 from prime_node.engine.lifecycle import BuildCommand, EngineManager, EngineSession, FindChangedTensors
 from prime_node.engine.placement import ModelSize, Placement, choose_placement
 from prime_node.engine.process import OnQueue, build_command, build_environment
@@ -170,6 +170,14 @@ class EnginePool:
             return found
 
     # --- All replicas -----------------------------------------------------------------------------------------------
+
+    @property
+    def capacity(self) -> EngineCapacity:
+        """Of all replicas together, each like the best of those that have a checkpoint."""
+        each = [replica.manager.capacity for replica in self._replicas]
+        best = max(each, key=lambda capacity: (capacity.sequences_max, capacity.kv_tokens))
+        count = len(each)
+        return EngineCapacity(sequences_max=count * best.sequences_max, kv_tokens=count * best.kv_tokens)
 
     def is_broken(self, run: str = "") -> bool:
         """Whether no replica takes jobs of this run."""

@@ -22,8 +22,8 @@ import prime_runtime
 from prime_node.engine import frames
 from prime_node.engine.config import VISIBLE_GPUS, EngineConfig
 from prime_node.engine.interface import (
+    NO_CAPACITY,
     Completion,
-    EngineCapacity,
     EngineFacts,
     EngineQueue,
     GenerateRequest,
@@ -161,7 +161,7 @@ class EngineProcess:
         self._replies: asyncio.Task[None] | None = None
         self._error: EngineDied | None = None
         """Why it ended."""
-        self.capacity = EngineCapacity(sequences_max=0, kv_tokens=0)
+        self.capacity = NO_CAPACITY
         """With the loaded checkpoint."""
         self.software: tuple[str, ...] = ()
         self._tail: deque[str] = deque(maxlen=TAIL_LINES)

@@ -164,6 +164,7 @@ class RolloutGenerator:
         def keep(completion: Completion) -> None:
             done[completion.number] = completion
 
+        on_progress(GenerationProgressed(lease.lease, before, len(rows)))
         await session.process.generate(
             [request for request in requests if request.number not in done],
             context.sampling,

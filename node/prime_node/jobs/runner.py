@@ -124,12 +124,19 @@ class JobRunner:
         )
 
     def estimate_tokens_per_s(self) -> int:
-        """Output tokens per second of the last file generated here; 1 where there is none."""
-        for record in self.journal.list_newest(20):
-            made = [at_ms for state, at_ms in record.history if state == JobState.PRODUCED]
-            if made and made[0] > record.started_ms:
-                return max(1, 1000 * record.output_tokens // (made[0] - record.started_ms))
-        return 1
+        """Output tokens per second over the last files generated here; 1 where there is none."""
+        made = [
+            (record, at_ms)
+            for record in reversed(self.journal.list_newest(20))
+            for state, at_ms in record.history
+            if state == JobState.PRODUCED and at_ms > record.started_ms
+        ]
+        work_ms = until_ms = 0
+        for record, at_ms in made:
+            # Leases are generated together: time that two of them share counts once.
+            work_ms += max(0, at_ms - max(record.started_ms, until_ms))
+            until_ms = max(until_ms, at_ms)
+        return max(1, 1000 * sum(record.output_tokens for record, _ in made) // max(1, work_ms))
 
     def record_sent(self, send: Send, event: Event) -> None:
         """Records in the journal what an answer says, and removes files that are not needed any more."""

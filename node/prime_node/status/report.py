@@ -194,12 +194,13 @@ def _describe_work(work: NodeWork) -> dict[str, Any]:
 
 def _describe_leases(agent: Agent | None, status: WorkStatus) -> dict[str, Any]:
     if agent is None:
-        return {"current": None, "waiting": 0, "tokens_per_s": 0, "idle_reason": ""}
-    current = agent.leases.current
+        return {"current": None, "others": 0, "tokens_per_s": 0, "idle_reason": ""}
+    started = agent.leases.list_started()
+    current = started[0] if started else None
     shown = None
     if current is not None:
         lease = current.lease
-        progress = status.progress if status.progress and status.progress.lease == lease.lease else None
+        progress = status.progress.get(lease.lease)
         shown = {
             "lease": lease.lease,
             "step": lease.step,
@@ -212,7 +213,7 @@ def _describe_leases(agent: Agent | None, status: WorkStatus) -> dict[str, Any]:
         }
     return {
         "current": shown,
-        "waiting": len(agent.leases.open) - (current is not None),
+        "others": len(agent.leases.open) - (current is not None),
         "tokens_per_s": agent.leases.tokens_per_s,
         "idle_reason": status.idle_reason if current is None else "",
     }

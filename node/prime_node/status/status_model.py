@@ -261,8 +261,8 @@ def _work(report: dict[str, Any]) -> Iterator[StatusItem]:
         text = f"{current['rows_done']}/{current['rows'] or '?'} rollouts of {current['slots']} slots, due {left}"
         share = current["rows_done"] / current["rows"] if current["rows"] else 0.0
         yield Bar(f"lease {current['lease']}", share, f"step {current['step']}: {text}")
-    if work["waiting"]:
-        yield Fact("next", f"{work['waiting']} more leases held")
+    if work["others"]:
+        yield Fact("beside it", f"{work['others']} more leases, due later")
     if work["tokens_per_s"]:
         yield Fact("throughput", f"{work['tokens_per_s']:.0f} tokens/s")
 

@@ -284,6 +284,8 @@ class LeaseRequest:
     """The newest checkpoint it can generate with right now."""
     tokens_per_s: Uint
     """Its own measurement, a hint until the coordinator has one."""
+    rows_at_once: Uint = 0
+    """Rollouts that its engine generates at once; 0: it does not say. A claim: what the node delivers bounds it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from prime_coordinator.constants import THROUGHPUT_CLAIMED_MAX, THROUGHPUT_DECAY, THROUGHPUT_MIN
+from prime_coordinator.constants import THROUGHPUT_CLAIMED_MAX, THROUGHPUT_HALF_LIFE_MS, THROUGHPUT_MIN
 from prime_coordinator.scheduling.capacity import Throughput
 from prime_protocol.wire.ids import NodeId
 
@@ -18,11 +18,19 @@ def test_a_claim_counts_until_the_first_measurement_and_not_without_limit() -> N
     assert speeds.get(ANN, 10**9) == 300
 
 
-def test_newer_measurements_weigh_in() -> None:
+def test_newer_measurements_weigh_more() -> None:
     speeds = Throughput()
-    speeds.record(ANN, tokens=100, leased_ms=0, now_ms=1000)
-    speeds.record(ANN, tokens=200, leased_ms=1000, now_ms=2000)
-    assert speeds.get(ANN, 0) == pytest.approx(THROUGHPUT_DECAY * 100 + (1 - THROUGHPUT_DECAY) * 200)
+    took_ms = THROUGHPUT_HALF_LIFE_MS
+    speeds.record(ANN, tokens=100 * took_ms, leased_ms=0, now_ms=took_ms)
+    speeds.record(ANN, tokens=200 * took_ms, leased_ms=took_ms, now_ms=2 * took_ms)
+    assert speeds.get(ANN, 0) == pytest.approx(1000 * (0.5 * 100 + 200) / 1.5)
+
+
+def test_leases_in_hand_at_the_same_time_share_it() -> None:
+    speeds = Throughput()
+    for done_ms in (10_000, 10_001, 10_001, 20_000):
+        speeds.record(ANN, tokens=500, leased_ms=0, now_ms=done_ms)
+    assert speeds.get(ANN, 0) == pytest.approx(100, rel=0.03)
 
 
 def test_a_lease_that_waited_behind_another_is_not_timed_from_its_grant() -> None:

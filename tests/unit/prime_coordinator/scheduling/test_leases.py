@@ -11,6 +11,7 @@ from prime_coordinator.constants import (
     RETRY_MS,
     RETRY_MS_MAX,
     STRAGGLER_SHARE,
+    UNSETTLED_STEPS_MAX,
 )
 from prime_coordinator.scheduling.leases import compute_slots_max
 from prime_protocol.constants import LEASE_SLACK, LEASE_TARGET_MS, ROLLOUT_FILE_BYTES_MAX, ROLLOUT_ROWS_MAX
@@ -40,8 +41,7 @@ def test_a_lease_is_sized_to_the_measured_throughput_and_takes_the_target_time()
     scene.measure("ann", 8)
     lease = scene.lease("ann")
     assert lease.slots == LEASE_TARGET_MS * 8 // 1000 // TOKENS_PER_SLOT
-    expected_ms = 1000 * lease.slots * TOKENS_PER_SLOT // 8
-    assert lease.deadline_ms == scene.world.now_ms + LEASE_SLACK * expected_ms
+    assert lease.deadline_ms == scene.world.now_ms + LEASE_SLACK * (60_000 + 120_000), "its work, and its longest row"
 
 
 def test_throughput_is_measured_from_submissions() -> None:
@@ -97,12 +97,66 @@ def test_leases_are_disjoint_and_a_full_step_says_when_to_ask_again() -> None:
 
 def test_unsettled_work_is_capped_and_lower_on_probation() -> None:
     for probation, most in ((1000, LEASES_UNSETTLED_PROBATION_MAX), (0, LEASES_UNSETTLED_MAX)):
-        scene = Scene.started(slots_per_step=64, audit_probation=probation)
-        scene.measure("ann", 1)
+        scene = Scene.started(slots_per_step=1024, audit_probation=probation)
         for _ in range(most - 1):
-            scene.lease("ann")
-        scene.submit(scene.lease("ann"))
+            scene.work("ann", took_ms=50 * SECOND_MS)
+        scene.lease("ann")
         assert "not settled" in scene.ask("ann").reason
+
+
+def test_unsettled_work_of_a_node_is_capped_in_steps_too() -> None:
+    scene = Scene.started(slots_per_step=4, audit_probation=0)
+    scene.measure("ann", 10**6)
+    for _ in range(UNSETTLED_STEPS_MAX):
+        scene.submit(scene.lease("ann"))
+        scene.publish()
+    assert f"of {UNSETTLED_STEPS_MAX} steps" in scene.ask("ann").reason
+
+
+def test_a_node_that_says_what_its_engine_holds_gets_several_leases_as_it_delivers() -> None:
+    scene = Scene.started(slots_per_step=4096, audit_probation=0)
+    samples = scene.run.terms.samples_per_slot
+    assert scene.lease("ann", rows_at_once=256).slots == 1
+    assert "probe" in scene.ask("ann", rows_at_once=256).reason
+    held = 1
+    for rows in (4 * samples, 16 * samples):
+        scene.world.wait(2 * SECOND_MS)
+        for lease in scene.beat("ann").leases:
+            scene.submit(lease)
+        held = 0
+        while (reply := scene.ask("ann", rows_at_once=256)).lease is not None:
+            assert reply.lease.slots * samples <= 128
+            held += reply.lease.slots * samples
+        assert "in hand" in reply.reason
+        assert held >= rows, "what it delivered, and three times as much again"
+
+
+def test_an_expired_lease_halves_what_a_node_may_have_in_hand() -> None:
+    scene = Scene.started(audit_probation=0, slots_per_step=4096)
+    credits = scene.core.leases._credits
+    scene.tick(GRACE_MS)
+    scene.work("ann")
+    known = credits.get(scene.node("ann"), 1)
+    lease = scene.lease("ann", rows_at_once=10**9)
+    scene.tick(lease.deadline_ms - scene.world.now_ms + 1)
+    assert credits.get(scene.node("ann"), 1) == known // 2
+
+
+def test_workers_that_ask_at_the_same_time_share_a_step() -> None:
+    scene = Scene.started(workers=("ann", "bob", "cat"), slots_per_step=96, audit_probation=0)
+    for name in ("ann", "bob", "cat"):
+        scene.measure(name, 10**6)
+        scene.core.leases._active[RUN].record(scene.node(name), 10**6, scene.world.now_ms)
+    sizes = [scene.lease(name).slots for name in ("ann", "bob", "cat")]
+    assert sizes == [32, 21, 14], "a third of what is free: it takes no time worth cutting"
+
+
+def test_a_fast_and_a_slow_worker_share_a_step_by_speed() -> None:
+    scene = Scene.started(workers=("ann", "bob"), slots_per_step=100, audit_probation=0)
+    for name, speed in (("ann", 9 * 10**5), ("bob", 10**5)):
+        scene.measure(name, speed)
+        scene.core.leases._active[RUN].record(scene.node(name), speed, scene.world.now_ms)
+    assert [scene.lease(name).slots for name in ("ann", "bob")] == [90, 1]
 
 
 def test_settled_work_makes_room_again() -> None:

@@ -17,6 +17,7 @@ from prime_node.agent.events import (
     CosignTreeHead,
     DrainRequested,
     Effect,
+    EngineReported,
     Event,
     FinishedFile,
     Generate,
@@ -45,7 +46,7 @@ from prime_node.agent.events import (
 )
 from prime_node.agent.outbox import NodeProfile
 from prime_node.storage.saved_state import decode_state, encode_state
-from prime_protocol.constants import READ_PROOF_BYTES, REGISTRATION_MS, REVEAL_MS
+from prime_protocol.constants import LEASES_OPEN_MAX, READ_PROOF_BYTES, REGISTRATION_MS, REVEAL_MS
 from prime_protocol.ledger.entries import (
     Appealed,
     Inspected,
@@ -797,14 +798,106 @@ def test_a_lease_that_would_miss_its_deadline_is_returned_early() -> None:
     runner.lease(grant(minutes=4))
     runner.post(GenerationProgressed(0, rows_done=0, rows=16))
     runner.wait(60_000)
-    runner.post(GenerationProgressed(0, rows_done=3, rows=16))
+    runner.post(GenerationProgressed(0, rows_done=4, rows=16))
     assert runner.pop(CancelGeneration) == [], "at twice the pace it could still be done"
-    runner.wait(30_000)
+    runner.wait(40_000)
     runner.post(GenerationProgressed(0, rows_done=3, rows=16))
+    assert runner.pop(CancelGeneration) == [], "too few rows to judge by"
+    runner.post(GenerationProgressed(0, rows_done=4, rows=16))
     assert runner.pop(CancelGeneration) == [CancelGeneration(0)]
     assert "before its deadline" in runner.sent(LeaseEnded)[0].message.reason
-    runner.post(GenerationProgressed(0, rows_done=4, rows=16))
+    runner.post(GenerationProgressed(0, rows_done=5, rows=16))
     assert runner.sent(LeaseEnded) == []
+
+
+REPORT = EngineReported(running=16, waiting=0, sequences_max=16, kv_tokens=0)
+
+
+def hold(runner: FakeRunner, number: int, rows: int = 8, **changes: Any) -> None:
+    """Take a lease whose rows enter the engine."""
+    runner.lease(grant(number, **changes))
+    runner.post(GenerationProgressed(number, rows_done=0, rows=rows))
+
+
+def test_leases_are_taken_until_a_full_batch_and_a_part_of_the_next_are_in_hand() -> None:
+    runner = FakeRunner().ready()
+    hold(runner, 0)
+    assert runner.sent(LeaseRequest) == [], "how much the engine holds is not known"
+    runner.post(REPORT)
+    for number in (1, 2):
+        hold(runner, number)
+    assert [each.lease.lease for each in runner.pop(Generate)] == [0, 1, 2], "all are generated together"
+    assert runner.sent(LeaseRequest) == [], "24 rows in hand, 16 are generated at once"
+    runner.post(GenerationProgressed(0, rows_done=5, rows=8))
+    (asked,) = runner.sent(LeaseRequest)
+    assert asked.message.rows_at_once == 16
+
+
+def test_each_lease_is_answered_when_its_own_rows_are_done() -> None:
+    runner = FakeRunner().ready()
+    hold(runner, 0)
+    runner.post(REPORT)
+    hold(runner, 1)
+    runner.wait(1_000)
+    runner.post(Generated(1, made("one")))
+    (sent,) = runner.sent(Submitted)
+    assert sent.message.receipt.lease == 1
+    assert list(runner.agent.leases.open) == [0]
+    runner.reply(sent, EntryReply(index=1, at_ms=START_MS))
+    runner.post(Generated(0, made("other")))
+    assert runner.sent(Submitted)[0].message.receipt.lease == 0
+
+
+def test_a_node_with_several_leases_in_hand_resumes_all_but_the_answered_one() -> None:
+    before = FakeRunner().ready()
+    hold(before, 0)
+    before.post(REPORT)
+    hold(before, 1)
+    hold(before, 2)
+    before.post(Generated(1, made()))
+    state = decode_state(encode_state(before.pop(SaveState)[-1].state))
+    after = FakeRunner(state=state)
+    after.heartbeat(leases=(grant(0), grant(1), grant(2)))
+    after.post(WeightsReady(Step(0), digest("root 0")))
+    assert [each.lease.lease for each in after.pop(Generate)] == [0, 2]
+    assert after.sent(Submitted)[0].message.receipt.lease == 1
+
+
+def test_rows_of_an_older_checkpoint_leave_no_room_empty_for_those_of_the_next() -> None:
+    runner = FakeRunner().ready()
+    hold(runner, 0, rows=16)
+    runner.post(REPORT)
+    hold(runner, 1, rows=16)
+    runner.sent(LeaseRequest)
+    runner.heartbeat(weights=weights(1), leases=(grant(0), grant(1)))
+    runner.post(WeightsReady(Step(1), digest("root 1")))
+    assert runner.sent(LeaseRequest) == [], "32 rows wait for the engine"
+    runner.post(Generated(0, made()))
+    runner.lease(grant(2, step=1))
+    assert len(runner.sent(LeaseRequest)) == 1, "the rest of the old checkpoint is about to leave"
+
+
+def test_no_more_leases_are_held_than_a_reply_can_list() -> None:
+    runner = FakeRunner().ready()
+    hold(runner, 0, rows=1)
+    runner.post(REPORT)
+    for number in range(1, LEASES_OPEN_MAX):
+        runner.post(EngineReported(running=number, waiting=0, sequences_max=1_000, kv_tokens=0))
+        hold(runner, number, rows=1)
+    runner.sent(LeaseRequest)
+    runner.post(Tick())
+    assert runner.sent(LeaseRequest) == []
+
+
+def test_leases_that_are_generated_together_share_the_time() -> None:
+    runner = FakeRunner().ready()
+    hold(runner, 0)
+    runner.post(REPORT)
+    hold(runner, 1)
+    runner.wait(2_000)
+    runner.post(Generated(0, made("one")))
+    runner.post(Generated(1, made("two")))
+    assert runner.agent.leases.tokens_per_s == 10, "20 tokens in two seconds"
 
 
 def test_the_speed_that_a_node_names_is_the_one_it_measured() -> None:

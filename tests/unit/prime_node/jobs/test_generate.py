@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from prime_lab.devnet.tiny_models import make_tokenizer
-from prime_node.agent.events import Generated, GenerationFailed, GenerationProgressed
+from prime_node.agent.events import FinishedFile, Generated, GenerationFailed, GenerationProgressed
+from prime_node.engine.interface import EngineCapacity, EngineQueue
 from prime_node.engine.lifecycle import EngineState
 from prime_node.storage.journal import JobState
 from prime_protocol.errors import LocalError
@@ -52,6 +53,25 @@ async def test_a_lease_becomes_a_checked_file_on_disk_and_in_the_journal(setup: 
     record = setup.journal.get_by_lease(RUN, 7)
     assert record is not None
     assert (record.state, record.file, record.rows, record.is_open) == (JobState.PRODUCED, work.file_digest, 4, True)
+
+
+async def test_rows_of_two_leases_are_generated_together_and_are_the_same_as_alone(setup: JobSetup) -> None:
+    """The engine takes four rows at once: those of the second lease enter as rows of the first are finished."""
+    queues: list[EngineQueue] = []
+    setup.engine.on_queue = queues.append
+    setup.behave("slow")
+
+    async def make(lease: int, slots: int) -> FinishedFile:
+        event = await setup.generator.generate(wanted(lease, slots), ignore)
+        assert isinstance(event, Generated)
+        return event.file
+
+    files = await asyncio.gather(make(0, 4), make(1, 1))
+    assert max(queue.running + queue.waiting for queue in queues) > 8, "both are in the engine"
+    assert setup.engine.capacity == EngineCapacity(sequences_max=4, kv_tokens=4096)
+    alone = await setup.generator.generate(wanted(2, 1), ignore)
+    assert isinstance(alone, Generated)
+    assert alone.file.output_tokens == files[1].output_tokens, "the same rows, whatever they were generated with"
 
 
 async def test_the_same_lease_gives_the_same_file_since_the_beacon_fixes_everything(

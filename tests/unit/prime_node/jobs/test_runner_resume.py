@@ -31,7 +31,7 @@ from prime_node.config import NodeConfig
 from prime_node.jobs.runner import JobRunner, JobTools
 from prime_node.storage.journal import JobState
 from prime_node.storage.saved_state import SavedStateFile
-from prime_protocol.ledger.entries import Role, Submitted
+from prime_protocol.ledger.entries import LeaseGranted, Role, Submitted
 from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.messages import (
     CheckpointRef,
@@ -57,9 +57,10 @@ class Killed(Exception):
 
 
 class Coordinator:
-    """One lease, and every answer that ever came in, with the file that was on the node's disk at that moment."""
+    """Some leases, and every answer that ever came in, with the file that was on the node's disk at that moment."""
 
-    def __init__(self) -> None:
+    def __init__(self, leases: int = 1) -> None:
+        self.leases = [grant(number, slots=number + 1) for number in range(leases)]
         self.is_granted = False
         self.answers: list[tuple[Submitted, bytes | None]] = []
 
@@ -71,7 +72,7 @@ class Coordinator:
             head=b"",
             weights=weights,
             lag_max=1,
-            leases=(grant(),) if self.is_granted and not self.answers else (),
+            leases=tuple(self.list_open()) if self.is_granted else (),
             audits=(),
             command=NodeCommand.NONE,
             version_min=1,
@@ -82,7 +83,11 @@ class Coordinator:
 
     def lease(self) -> LeaseReply:
         is_free, self.is_granted = not self.is_granted, True
-        return LeaseReply(lease=grant() if is_free else None, retry_ms=60_000, reason="")
+        return LeaseReply(lease=self.leases[0] if is_free else None, retry_ms=60_000, reason="")
+
+    def list_open(self) -> list[LeaseGranted]:
+        answered = {entry.receipt.lease for entry, _ in self.answers}
+        return [lease for lease in self.leases if lease.lease not in answered]
 
 
 class Process:
@@ -129,7 +134,7 @@ class Process:
             raise Killed
 
     async def run(self) -> None:
-        """Until the lease is answered and nothing is on its way."""
+        """Until all leases are answered and nothing is on its way."""
         state = self.state.load()
         self.tools.remove_orphan_files([state])
         now_ms, events = self.setup.clock.now_ms(), [Started(state)]
@@ -138,8 +143,9 @@ class Process:
             effects = self.agent.handle(event, now_ms)
             for effect in effects:
                 events += [each async for each in self._carry_out(effect, now_ms)]
-            record = self.job_runner.journal.get_by_lease(RUN, 0)
-            if record is not None and record.state is JobState.RECEIVED and not self.state.load().pending:
+            records = [self.job_runner.journal.get_by_lease(RUN, each.lease) for each in self.coordinator.leases]
+            is_done = all(record is not None and record.state is JobState.RECEIVED for record in records)
+            if is_done and not self.state.load().pending:
                 return
             now_ms = max(now_ms, self.agent.wake_ms) if not events else now_ms
         raise AssertionError("it never came to an end")
@@ -207,3 +213,25 @@ async def test_a_lease_is_answered_once_whenever_the_process_is_killed(
     assert record is not None
     assert record.submission in entries
     checked.append(coordinator.answers[0][0].receipt.file_digest)
+
+
+async def test_a_process_killed_with_two_leases_in_hand_answers_each_once_and_keeps_the_file_that_was_done(
+    tmp_path: Path,
+) -> None:
+    coordinator = Coordinator(leases=2)
+    coordinator.is_granted = True
+    first = JobSetup(tmp_path)
+    with pytest.raises(Killed):
+        await Process(first, coordinator, crash_after=3).run()
+    await first.engine.close()
+    kept = first.journal.get_by_lease(RUN, 0)
+    assert kept is not None
+    assert first.journal.get_by_lease(RUN, 1) is None, "it was killed between the two"
+
+    second = JobSetup(tmp_path)
+    await Process(second, coordinator, crash_after=0).run()
+    await second.engine.close()
+    assert {entry.receipt.lease for entry, _ in coordinator.answers} == {0, 1}
+    files = {entry.receipt.lease: entry.receipt.file_digest for entry, _ in coordinator.answers}
+    assert files[0] == kept.file
+    assert len({compute_receipt_id(entry.receipt) for entry, _ in coordinator.answers}) == 2

@@ -53,7 +53,7 @@ def test_a_worker_at_work_says_where_it_stands(show: Any) -> None:
         "to be paid 1 files when their steps end",
         "ready: torch on cpu in float32",
         "step 3: 8/32 rollouts of 4 slots, due in 60 s",
-        "1 more leases held",
+        "1 more leases, due later",
         "812 tokens/s",
         "1 credited",
         "0x5f5f5f5f5f5f",
