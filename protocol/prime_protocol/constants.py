@@ -210,6 +210,13 @@ shift would rest on honest completions too rare for a calibration to see: with 2
 EVIDENCE_NOISE_MAX = 50
 """Most that a completion weighs by its noise, either way, in tenths of a power of ten: it takes three to convict."""
 
+CLASSES_MAX = 16
+"""Engine classes with bounds of their own in one run. All 256 pairs are 53 kB, so the terms fit an entry of the log."""
+CLASS_CHARS_MAX = 100
+"""Length of a class: a GPU's name, an engine with its version, an attention backend, a precision and a size."""
+CLASS_BOUNDS_RULES = 3
+"""From these rules on, terms have a table of bounds by pair of classes."""
+
 MARGIN_RATE = 0.04
 MARGIN_SCALE = 0.05
 """Default noise of replayed draws: how many tokens of an honest completion lose against the replayed winner, and the
@@ -401,7 +408,8 @@ assert NOTE_BYTES_MAX >= 16 * (5_000 * 4 // 3 + KEY_NAME_BYTES_MAX + 8), "sixtee
 
 # --- Rollout file ---------------------------------------------------------------------------------------------------
 
-ROLLOUT_FORMAT_VERSION = 1
+ROLLOUT_FORMAT_VERSION = 2
+"""Format 2 names the class of the engine. Only runs whose terms have a table of classes use it; others use format 1."""
 
 ROLLOUT_FILE_BYTES_MAX = 256 * 2**20
 """Largest rollout file. 16 slots of 16 samples of 32,768 tokens at 16.1 bytes a token are 129 MiB."""

@@ -20,10 +20,19 @@ from prime_protocol.ledger.rewards import compute_refund_nano
 from prime_protocol.ledger.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
 from prime_protocol.ledger.terms import SlashDestination
 from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
+from prime_protocol.proofs.class_bounds import parse_class_bounds
+from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.wire.ids import Step
 from support.ledger_network import BOND, DAY_MS, NETWORK, ON_CHAIN, PENALTY, RUN, SLASH, TERMS, TOKEN, World, digest
 
 VECTORS = Path(__file__).parents[1] / "vectors" / "ledger.json"
+CLASS_BOUNDS = parse_class_bounds(
+    (
+        "cpu-avx2/torch-2.13/native/float32/tp1 > cpu-avx2/torch-2.13/native/float32/tp1: margin_max=0.01",
+        "cpu-avx2/torch-2.13/native/float32/tp1 > nvidia-h100/vllm-0.33/flash-attn/bfloat16/tp2: noise_typical=0.99",
+    ),
+    Tolerance(),
+)
 ACCEPT, INVALID, FRAUDULENT = Outcome.ACCEPT, Outcome.INVALID, Outcome.FRAUDULENT
 
 
@@ -77,7 +86,8 @@ def tell() -> World:
     world.settled("key", ACCEPT)
     tell_findings(world)
     tell_rules(world)
-    world.coordinate(e.RunUpdated(terms=replace(world.run.terms, audit_probation=0)))
+    known = replace(world.run.terms, version_min=3, version_next=0, upgrade_by_ms=0, class_bounds=CLASS_BOUNDS)
+    world.coordinate(e.RunUpdated(terms=replace(known, audit_probation=0)))
     world.publish()
     world.not_drawn("key")
     world.rotate_log_key("second")
@@ -122,6 +132,8 @@ def tell_rules(world: World) -> None:
     root, manifest = digest(f"weights {step}"), digest(f"manifest {step}")
     _, whole = make_checkpoint_entries(names, step=step, root=root, manifest=manifest)
     world.write("trainer", replace(whole, trained_on=(second,)))
+    world.announce_rules(3)
+    world.wait(RULES_NOTICE_MS)
     world.note_head()
 
 

@@ -12,6 +12,7 @@ from prime_protocol.rollouts.file import PageCursor, write_rollouts
 from prime_protocol.rollouts.layout import (
     COLUMNS,
     FOOTER_END,
+    HEADER_KEYS,
     MAGIC,
     ColumnChunk,
     encode_footer_metadata,
@@ -93,7 +94,7 @@ def assemble(pages: dict[str, tuple[int, bytes]], rows: int = 6, texts: tuple[st
         page = encode_page_header(values, len(body)) + body
         chunks.append(ColumnChunk(len(data), len(page), values))
         data += page
-    footer = encode_footer_start(chunks, rows) + encode_footer_metadata(texts) + FOOTER_END
+    footer = encode_footer_start(chunks, rows) + encode_footer_metadata(HEADER_KEYS, texts) + FOOTER_END
     return data + footer + len(footer).to_bytes(4, "little") + MAGIC
 
 

@@ -40,6 +40,7 @@ from prime_protocol.ledger.terms import (
     SlashDestination,
     TrainOn,
 )
+from prime_protocol.proofs.class_bounds import format_class_bounds, parse_class_bounds
 from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.ids import Digest, NodeId
@@ -97,6 +98,11 @@ class TermsConfig:
     """Digest of the files beside the tensors: shape, tokenizer, end tokens, prompt. A model folder gives it.
     Zeros, on a devnet only: any will do."""
     tolerance: Tolerance = field(default_factory=Tolerance)
+    class_bounds: tuple[str, ...] = ()
+    """Bounds of two engine classes, the generating and the judging one, as the file of `prime-node calibrate merge`
+    has them: CLASS > CLASS: NAME=NUMBER ... . For other pairs the tolerance holds."""
+    class_bounds_closed: bool = False
+    """Take work of these engine classes only."""
     calibration: str = ""
     """A named calibration, which `run calibrations` lists; or on what the tolerance was measured, as the file of
     `prime-node calibrate` says. Only a devnet runs without."""
@@ -245,7 +251,8 @@ def change_terms(terms: RunTerms, flags: Mapping[str, Any], toml: Path | None) -
     known = {each.name: getattr(terms, each.name) for each in fields(terms)}
     known |= {"trainer": str(terms.trainer), "model_files": str(terms.model_files)}
     known |= {"inspectors": tuple(map(str, terms.inspectors))}
-    tolerance = known.pop("tolerance")
+    tolerance, bounds = known.pop("tolerance"), known.pop("class_bounds")
+    known |= {"class_bounds": tuple(format_class_bounds(bounds, tolerance)), "class_bounds_closed": bounds.is_closed}
     known |= {f"tolerance.{each.name}": getattr(tolerance, each.name) for each in fields(tolerance)}
     config = resolve_config(TermsConfig, flags, {}, toml, known=known).config
     if find_calibration(config.calibration) is not None:
@@ -269,7 +276,12 @@ def require_model_files(terms: RunTerms) -> None:
 
 def to_terms(config: TermsConfig, *, is_devnet: bool) -> RunTerms:
     values = asdict(config)
-    values["tolerance"] = Tolerance(**values["tolerance"])
+    values["tolerance"] = tolerance = Tolerance(**values["tolerance"])
+    lines, is_closed = values.pop("class_bounds"), values.pop("class_bounds_closed")
+    try:
+        values["class_bounds"] = parse_class_bounds(lines, tolerance, is_closed=is_closed)
+    except RemoteError as error:
+        raise ConfigError(f"{error.field} {error.problem}") from None
     if values["quorum"] is None:
         values["quorum"] = QUORUM_DEVNET if is_devnet else QUORUM
     if values["vesting_ms"] is None:

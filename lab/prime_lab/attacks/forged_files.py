@@ -7,12 +7,11 @@ import numpy as np
 
 from prime_lab.cheats import proof_forgery as forgery
 from prime_protocol.constants import ROLLOUT_FILE_BYTES_MAX, TOPLOC_PROOF_BYTES
-from prime_protocol.rollouts.file import TRAILER_BYTES, format_header, write_rollouts
+from prime_protocol.rollouts.file import TRAILER_BYTES, format_metadata, write_rollouts
 from prime_protocol.rollouts.layout import (
     FOOTER_END,
     MAGIC,
     ColumnChunk,
-    encode_footer_metadata,
     encode_footer_start,
     encode_page_header,
     encode_varint,
@@ -214,7 +213,7 @@ def claim_huge_page(honest: HonestWork) -> SentFile:
 def build_file(honest: HonestWork, body: bytes, chunks: list[ColumnChunk]) -> SentFile:
     footer = (
         encode_footer_start(chunks, len(honest.rows))
-        + encode_footer_metadata(format_header(honest.header))
+        + format_metadata(honest.header, None, names_class=False)
         + FOOTER_END
     )
     return SentFile(data=MAGIC + body + footer + len(footer).to_bytes(4, "little") + MAGIC)

@@ -227,7 +227,8 @@ async def _audit_bundle(context: NodeCliContext, config: NodeConfig, raw: bytes)
     examined = await recompute(context, config, evidence.run, evidence.task, evidence.facts, evidence.file)
     judged = examined.judge()
     agrees = judged.outcome is evidence.outcome
-    _print_comparison(context, evidence, judged, agrees)
+    tolerance = examined.tolerance or evidence.facts.terms.tolerance
+    _print_comparison(context, evidence, judged, agrees, tolerance)
     return 0 if agrees else EXIT_DISAGREES
 
 
@@ -386,8 +387,11 @@ def _print_evidence(context: NodeCliContext, evidence: EvidenceBundle, raw: byte
     say(f"            {how}; {', '.join(evidence.software) or 'unknown software'}")
 
 
-def _print_comparison(context: NodeCliContext, evidence: EvidenceBundle, judged: Judgement, agrees: bool) -> None:
-    checks = list(compare_metrics(evidence.metrics, judged, evidence.facts.terms.tolerance))
+def _print_comparison(
+    context: NodeCliContext, evidence: EvidenceBundle, judged: Judgement, agrees: bool, tolerance: Tolerance
+) -> None:
+    """`tolerance` is what counts as noise for this machine's engine: the validator's may have had another class."""
+    checks = list(compare_metrics(evidence.metrics, judged, tolerance))
     if context.args.json:
         context.screen.print_json(
             {

@@ -131,6 +131,10 @@ class EngineReady:
     """Names and versions of the libraries that compute."""
 
 
+MachineText = Annotated[str, Size(0, 200)]
+"""Part of the description of a machine."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLoaded:
     engine: str
@@ -139,6 +143,11 @@ class ModelLoaded:
     hidden: Uint
     vocabulary: Uint
     context_max: Uint
+    version: MachineText
+    attention: MachineText
+    tensor_parallel: Uint
+    device_model: MachineText
+    driver: MachineText
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,6 +30,16 @@ class EngineFacts:
     vocabulary: int
     context_max: int
     """Maximum tokens of prompt and output together."""
+    version: str = ""
+    """Of the library that computes: torch, or vLLM."""
+    attention: str = ""
+    """Name of the attention backend."""
+    tensor_parallel: int = 1
+    """Devices that the model is split over."""
+    device_model: str = ""
+    """Such as NVIDIA H100 80GB HBM3, or the instruction set of a CPU."""
+    driver: str = ""
+    """Of the device, with the version of CUDA or ROCm; the model of a CPU."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from prime_node.engine.config import EngineConfig
 from prime_node.engine.frames import MeasurementFrame, ModelLoaded
 from prime_node.engine.interface import EngineFacts, TokenSequence
 from prime_node.engine.lifecycle import EngineSession
+from prime_node.engine.machine_class import get_engine_class
 from prime_node.engine.measurement import ClaimedRow, RowMeasurement
 from prime_node.engine.pool import EnginePool
 from prime_node.jobs.file_checks import (
@@ -94,6 +95,10 @@ class Examination:
     facts: EngineFacts | None = None
     """Of the engine that checked it."""
     software: tuple[str, ...] = ()
+    tolerance: Tolerance | None = None
+    """What counted as noise between the engine that generated it and the one here; None without numbers."""
+    classes: tuple[int, int] | None = None
+    """Numbers of the two engines' classes in the run's table; None where it has none."""
     sums: BetSums = ()
     """What the author's files came to before this one; empty for a worker that checks its own file."""
 
@@ -111,7 +116,7 @@ class Examination:
         if self.file is None:
             assert self.format_error is not None
             return judge_malformed(self.format_error)
-        return judge_file(self.file, self.numbers, self.flaws, rewards, self.weighed, self.tokens_read, self.sums)
+        return judge_file(self.file, self.numbers, self.flaws, rewards, self.weighed, self.tokens_read, self.sums, self.classes)
 
 
 def check_format(data: bytes, context: StepContext, header: RolloutHeader, limits: RolloutLimits) -> Examination:
@@ -161,7 +166,9 @@ async def check_with_model(
         return checked
     require_context(context, session.facts)
     claims, lengths = list_claims(checked.file.rows, context.beacon), get_row_lengths(checked.file)
-    weigher, sums = RowWeigher(context.terms.tolerance), {each.reader: ReadProofSum() for each in plan.readers}
+    generating, judging = checked.file.engine_class, get_engine_class(session.facts)
+    tolerance, table = context.terms.get_tolerance(generating, judging), context.terms.class_bounds
+    weigher, sums = RowWeigher(tolerance), {each.reader: ReadProofSum() for each in plan.readers}
     numbers: list[RowMeasurement] = []
     blocks = split_blocks(lengths)
     for number, block in enumerate(blocks):
@@ -189,6 +196,8 @@ async def check_with_model(
         read_proofs={reader: each.encode() for reader, each in sums.items()},
         facts=session.facts,
         software=session.software,
+        tolerance=tolerance,
+        classes=(table.get_number(generating), table.get_number(judging)) if table.classes else None,
     )
 
 
@@ -205,7 +214,8 @@ def require_context(context: StepContext, facts: EngineFacts) -> None:
 async def read_again(examined: Examination, context: StepContext, session: EngineSession, seed: Digest) -> Examination:
     """The second reading of the rows that the outcome rests on. LocalError: it differs from the first."""
     assert examined.file is not None
-    tolerance, is_rejected = context.terms.tolerance, not examined.is_valid
+    assert examined.tolerance is not None, "what is read again was read before"
+    tolerance, is_rejected = examined.tolerance, not examined.is_valid
     lengths = get_row_lengths(examined.file)
     rows = choose_second_reading(examined.numbers, lengths, tolerance, is_rejected=is_rejected)
     claims = list_claims(examined.file.rows, context.beacon)
@@ -254,7 +264,7 @@ async def examine(
         return await check_with_model(checked, context, session, seed, plan)
 
 
-EVIDENCE_VERSION = 3
+EVIDENCE_VERSION = 4
 VERSION_END = encode_flat({"version": 0})[1:-1]
 """Before the last byte of a bundle of any version: the last field in the order of names is a small number."""
 BUNDLE_BYTES_MAX = ROLLOUT_FILE_BYTES_MAX

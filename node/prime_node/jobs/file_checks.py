@@ -97,7 +97,6 @@ class FileRules:
     """Most tokens of prompt and output together that the model can have generated."""
     vocabulary: int
     """Number of tokens of the model."""
-    tolerance: Tolerance
 
 
 # --- Flaws ----------------------------------------------------------------------------------------------------------
@@ -354,11 +353,12 @@ def judge_file(
     weighed: EvidenceSum | None = None,
     tokens_read: int = 0,
     sums: BetSums = (),
+    classes: tuple[int, int] | None = None,
 ) -> Judgement:
     """`numbers` is empty where the tokens alone decide; `rewards` are given for files that pass.
 
     `tokens_read` counts the tokens that the model read, those of a second reading twice; `sums` are what the author's
-    files came to before.
+    files came to before; `classes` are the numbers of the generating and the judging class in the run's table.
     """
     if not flaws and weighed is not None and sums and convicts(sums, weighed.bets):
         flaws = [_accumulated_flaw(add_evidence(sums, weighed.bets))]
@@ -373,6 +373,8 @@ def judge_file(
             ("chunks_unusual", float(weighed.unusual)),
             ("chunks_beyond", float(weighed.beyond)),
         ]
+    if classes is not None:
+        metrics += [("generating_class", float(classes[0])), ("judging_class", float(classes[1]))]
     if rewards is not None:
         metrics += [
             ("reward_mean", rewards.mean),

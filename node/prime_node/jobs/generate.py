@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from prime_node.agent.events import FinishedFile, Generate, Generated, GenerationFailed, GenerationProgressed
-from prime_node.engine.interface import Completion, GenerateRequest
+from prime_node.engine.interface import Completion, EngineFacts, GenerateRequest
 from prime_node.engine.lifecycle import EngineSession
+from prime_node.engine.machine_class import get_engine_class
 from prime_node.engine.pool import EnginePool
 from prime_node.engine.process import EngineDied
 from prime_node.jobs.examination import check_format
@@ -40,6 +41,16 @@ STEP_RETRY_MS = 2_000
 """Between two requests for a step's facts while the coordinator does not answer."""
 
 OnProgress = Callable[[GenerationProgressed], None]
+
+
+def require_known_class(context: StepContext, facts: EngineFacts) -> None:
+    """LocalError: the run takes work of other engine classes only, so a file of this one would be refused."""
+    table, name = context.terms.class_bounds, get_engine_class(facts)
+    if table.is_closed and name not in table.classes:
+        raise LocalError(
+            f"the run {context.run} takes work of calibrated engines only, and {name or 'this engine'} is none of its "
+            f"{len(table.classes)} classes: docs/operating/calibrate.md"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +168,7 @@ class RolloutGenerator:
 
         `done` has the rows that an engine finished before it died. They are of the same checkpoint.
         """
+        require_known_class(context, session.facts)
         rows = list_samples(lease.first_slot, lease.slots, context)
         requests = await asyncio.to_thread(make_requests, rows, context)
         before = len(done)
@@ -173,7 +185,14 @@ class RolloutGenerator:
         )
         header = context.make_header(lease.lease, self._node)
         made = [done[request.number] for request in requests]
-        data = await asyncio.to_thread(write_rollouts, header, make_rollouts(rows, requests, made, context))
+        table = context.terms.class_bounds
+        data = await asyncio.to_thread(
+            write_rollouts,
+            header,
+            make_rollouts(rows, requests, made, context),
+            get_engine_class(session.facts) if table.classes else None,
+            names_class=bool(table.classes),
+        )
         limits = context.get_limits(lease.first_slot, lease.slots)
         checked = await asyncio.to_thread(check_format, data, context, header, limits)
         await self._self_check.check(checked, context, session)

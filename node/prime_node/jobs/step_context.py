@@ -93,7 +93,6 @@ class StepContext:
             tokens_max=self.terms.output_tokens_max,
             context_max=self.model.context_max,
             vocabulary=self.model.vocabulary,
-            tolerance=self.terms.tolerance,
         )
 
 

@@ -10,6 +10,7 @@ from typing import Annotated
 
 from prime_protocol.constants import (
     BASIS_POINTS,
+    CLASS_BOUNDS_RULES,
     DIGEST_BYTES,
     FLOP_PER_CONTEXT_TOKEN_MAX,
     FLOP_PER_TOKEN_MAX,
@@ -25,6 +26,7 @@ from prime_protocol.constants import (
     TEMPERATURE_MIN,
 )
 from prime_protocol.errors import RemoteError
+from prime_protocol.proofs.class_bounds import NO_CLASS_BOUNDS, ClassBounds, EngineClass
 from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.rollouts.rollout import RolloutLimits
 from prime_protocol.wire.codec import Range, Size
@@ -79,7 +81,9 @@ class RunTerms:
     model_files: Digest = ANY_MODEL_FILES
     """Of the files beside the tensors that say how the model is run: its shape, tokenizer, end tokens and prompt."""
     tolerance: Tolerance = field(default_factory=Tolerance)
-    """What counts as noise in an audit."""
+    """What counts as noise in an audit, between engines whose classes the table below does not have."""
+    class_bounds: ClassBounds = NO_CLASS_BOUNDS
+    """What counts as noise between two known classes. It is never more than `tolerance` allows."""
     calibration: Annotated[str, Size(0, 200)] = ""
     """On what the tolerance was measured, for people; empty where it was not."""
     calibrated_at_ms: Uint = 0
@@ -166,6 +170,13 @@ class RunTerms:
         if self.row_tokens_max > self.context_tokens_max:
             problem = f"is {self.context_tokens_max}, the longest prompt and output together are {self.row_tokens_max}"
             raise RemoteError("context_tokens_max", problem)
+        if self.class_bounds.classes and self.version_min < CLASS_BOUNDS_RULES:
+            problem = f"is {self.version_min}, a table of class_bounds needs {CLASS_BOUNDS_RULES}"
+            raise RemoteError("version_min", problem)
+        try:
+            self.class_bounds.check(self.tolerance)
+        except RemoteError as error:
+            raise RemoteError(f"class_bounds.{error.field}", error.problem) from None
         self._check_retention()
 
     def _check_retention(self) -> None:
@@ -206,6 +217,10 @@ class RunTerms:
         tokens = 1000 * self.verdict_ms // self.read_us_per_token - self.row_tokens_max
         return min(LEASE_SLOTS_MAX, max(0, tokens) // (self.samples_per_slot * self.row_tokens_max))
 
+    def get_tolerance(self, generating: EngineClass | None, judging: EngineClass | None) -> Tolerance:
+        """What counts as noise where one engine generated a file and another one judges it."""
+        return self.class_bounds.find(generating, judging, default=self.tolerance)
+
     def rollout_limits(self, first_slot: int, slots: int) -> RolloutLimits:
         """What a file that answers a lease of these slots is held to."""
         return RolloutLimits(
@@ -215,6 +230,8 @@ class RunTerms:
             vocab_size=self.vocabulary,
             prompt_tokens_max=self.prompt_tokens_max,
             output_tokens_max=self.output_tokens_max,
+            names_class=bool(self.class_bounds.classes),
+            classes=self.class_bounds.classes if self.class_bounds.is_closed else (),
         )
 
     def get_version_min(self, at_ms: int) -> int:

@@ -51,7 +51,8 @@ def update_run(state: LedgerState, context: EntryContext, entry: RunUpdated) -> 
     if run.status is RunStatus.CLOSED:
         raise RemoteError("run", "is closed")
     _check_terms(state, entry.terms)
-    if entry.terms.tolerance != run.terms.tolerance:
+    before = run.terms.tolerance, run.terms.class_bounds
+    if (entry.terms.tolerance, entry.terms.class_bounds) != before:
         _forget_evidence(run)
     run.terms = entry.terms
     _refresh_validators(state)

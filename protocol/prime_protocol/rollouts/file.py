@@ -24,8 +24,10 @@ from prime_protocol.constants import (
     TEMPERATURE_MIN,
 )
 from prime_protocol.errors import RemoteError, explain_version
+from prime_protocol.proofs.class_bounds import EngineClass
 from prime_protocol.rollouts.layout import (
     BYTE_ARRAY,
+    CLASS_KEYS,
     COLUMNS,
     DOUBLE,
     FLOAT,
@@ -34,12 +36,12 @@ from prime_protocol.rollouts.layout import (
     INT32,
     INT64,
     MAGIC,
-    METADATA_HEAD,
     ColumnChunk,
     ColumnSchema,
     encode_footer_metadata,
     encode_footer_start,
     encode_levels,
+    encode_metadata_head,
     encode_metadata_key,
     encode_page_header,
 )
@@ -275,8 +277,17 @@ TRAILER_BYTES = 4 + len(MAGIC)
 UINT = re.compile(r"0|[1-9][0-9]{0,19}")
 
 
-def write_rollouts(header: RolloutHeader, rows: Sequence[Rollout]) -> bytes:
-    """The file of these rows, always the same bytes. Read it back before sending: the writer judges no values."""
+FORMAT_KEYS = {"1": HEADER_KEYS, str(ROLLOUT_FORMAT_VERSION): CLASS_KEYS}
+"""The metadata of each format."""
+
+
+def write_rollouts(
+    header: RolloutHeader, rows: Sequence[Rollout], engine_class: EngineClass | None = None, *, names_class: bool = False
+) -> bytes:
+    """The file of these rows, always the same bytes. Read it back before sending: the writer judges no values.
+
+    `names_class`: in format 2, as the run's terms have it; then `engine_class` is that of the engine, if it is known.
+    """
     parts, chunks, offset = [MAGIC], [], len(MAGIC)
     for column in COLUMNS:
         values, body = encode_page_body(column, rows)
@@ -284,7 +295,8 @@ def write_rollouts(header: RolloutHeader, rows: Sequence[Rollout]) -> bytes:
         chunks.append(ColumnChunk(offset, len(page), values))
         parts.append(page)
         offset += len(page)
-    footer = encode_footer_start(chunks, len(rows)) + encode_footer_metadata(format_header(header)) + FOOTER_END
+    metadata = format_metadata(header, engine_class, names_class=names_class)
+    footer = encode_footer_start(chunks, len(rows)) + metadata + FOOTER_END
     return b"".join([*parts, footer, len(footer).to_bytes(4, "little"), MAGIC])
 
 
@@ -303,10 +315,14 @@ def encode_page_body(column: ColumnSchema, rows: Sequence[Rollout]) -> tuple[int
     return sum(lengths), encode_levels(lengths) + b"".join(item.tobytes() for item in items)
 
 
-def format_header(header: RolloutHeader) -> tuple[str, ...]:
-    """The values of HEADER_KEYS."""
-    version, step, lease = str(ROLLOUT_FORMAT_VERSION), str(header.step), str(header.lease)
-    return version, str(header.run), step, str(header.checkpoint_root), lease, str(header.node)
+def format_metadata(header: RolloutHeader, engine_class: EngineClass | None, *, names_class: bool) -> bytes:
+    assert names_class or engine_class is None, "format 1 has no room for a class"
+    version = str(ROLLOUT_FORMAT_VERSION) if names_class else "1"
+    step, lease = str(header.step), str(header.lease)
+    values = [version, str(header.run), step, str(header.checkpoint_root), lease, str(header.node)]
+    if names_class:
+        values.append(engine_class or "")
+    return encode_footer_metadata(FORMAT_KEYS[version], values)
 
 
 def read_rollouts(data: bytes, limits: RolloutLimits) -> RolloutFile:
@@ -319,11 +335,11 @@ def read_rollouts(data: bytes, limits: RolloutLimits) -> RolloutFile:
     if cursor.position != cursor.end:
         raise RemoteError("file", f"has {cursor.end - cursor.position} bytes between its columns and its footer")
     cursor.expect(encode_footer_start(chunks, limits.rows), "footer")
-    header = read_header(cursor)
+    header, engine_class = read_header(cursor, limits)
     if cursor.position != len(data) - TRAILER_BYTES:
         raise RemoteError("footer", f"has {len(data) - TRAILER_BYTES - cursor.position} bytes behind its end")
     check_columns(columns, limits)
-    return RolloutFile(header, split_rows(columns))
+    return RolloutFile(header, split_rows(columns), engine_class)
 
 
 def read_footer_size(data: bytes) -> int:
@@ -354,24 +370,34 @@ def read_columns(cursor: PageCursor, rows: int) -> tuple[RolloutColumns, list[Co
     return RolloutColumns(**found), chunks
 
 
-def read_header(cursor: PageCursor) -> RolloutHeader:
+def read_header(cursor: PageCursor, limits: RolloutLimits) -> tuple[RolloutHeader, EngineClass | None]:
     """The header, from the footer's metadata; then the rest of the footer must be what the writer makes of it."""
     texts: dict[str, str] = {}
-    position = cursor.position + len(METADATA_HEAD)
-    for key in HEADER_KEYS:
+    keys = CLASS_KEYS if limits.names_class else HEADER_KEYS
+    position = cursor.position + len(encode_metadata_head(keys))
+    for key in keys:
         size, start = decode_varint(cursor.data, position + len(encode_metadata_key(key)), f"header.{key}")
         # Latin-1 never fails; the patterns of the values admit ASCII only.
         texts[key] = cursor.data[start : start + size].decode("latin-1")
         position = start + size + 1
-    header = parse_header(texts)
-    cursor.expect(encode_footer_metadata(format_header(header)) + FOOTER_END, "footer")
-    return header
+        if key == "format":
+            check_format_version(texts, keys)
+    header, engine_class = parse_header(texts), parse_engine_class(texts, limits)
+    cursor.expect(format_metadata(header, engine_class, names_class=limits.names_class) + FOOTER_END, "footer")
+    return header, engine_class
+
+
+def check_format_version(texts: dict[str, str], keys: Sequence[str]) -> None:
+    """RemoteError: the file has another format than the run's terms ask for."""
+    if FORMAT_KEYS.get(texts["format"]) == keys:
+        return
+    found = parse_header_field("format", parse_uint, texts)
+    if texts["format"] in FORMAT_KEYS:
+        raise RemoteError("header.format", f"is {found}, the run's terms ask for the other format")
+    raise RemoteError("header.format", explain_version(found, ROLLOUT_FORMAT_VERSION))
 
 
 def parse_header(texts: dict[str, str]) -> RolloutHeader:
-    if texts["format"] != str(ROLLOUT_FORMAT_VERSION):
-        found = parse_header_field("format", parse_uint, texts)
-        raise RemoteError("header.format", explain_version(found, ROLLOUT_FORMAT_VERSION))
     return RolloutHeader(
         run=parse_header_field("run", RunId, texts),
         step=Step(parse_header_field("step", parse_uint, texts)),
@@ -379,6 +405,14 @@ def parse_header(texts: dict[str, str]) -> RolloutHeader:
         lease=parse_header_field("lease", parse_uint, texts),
         node=parse_header_field("node", NodeId.parse, texts),
     )
+
+
+def parse_engine_class(texts: dict[str, str], limits: RolloutLimits) -> EngineClass | None:
+    """None: the worker names none. RemoteError where the run wants one of its own."""
+    found = parse_header_field("engine", EngineClass, texts) if texts.get("engine") else None
+    if limits.classes and found not in limits.classes:
+        raise RemoteError("header.engine", f"is {found or 'empty'}, the run has bounds for other classes only")
+    return found
 
 
 def parse_header_field(key: str, parse: Callable[[str], Parsed], texts: dict[str, str]) -> Parsed:

@@ -48,6 +48,8 @@ COLUMNS = (
 
 HEADER_KEYS = ("format", "run", "step", "checkpoint", "lease", "node")
 """Keys of the footer's metadata, in order, each behind "prime."."""
+CLASS_KEYS = (*HEADER_KEYS, "engine")
+"""The same in format 2."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,16 +137,17 @@ def encode_footer_start(chunks: Sequence[ColumnChunk], rows: int) -> bytes:
     )
 
 
-def encode_footer_metadata(values: Sequence[str]) -> bytes:
+def encode_footer_metadata(keys: Sequence[str], values: Sequence[str]) -> bytes:
     """The key-value metadata, with its field and list heads."""
     pairs = [
-        encode_metadata_key(key) + encode_text(value.encode()) + b"\0"
-        for key, value in zip(HEADER_KEYS, values, strict=True)
+        encode_metadata_key(key) + encode_text(value.encode()) + b"\0" for key, value in zip(keys, values, strict=True)
     ]
-    return METADATA_HEAD + b"".join(pairs)
+    return encode_metadata_head(keys) + b"".join(pairs)
 
 
-METADATA_HEAD = encode_field(1, LIST, bytes([len(HEADER_KEYS) << 4 | STRUCT]))
+def encode_metadata_head(keys: Sequence[str]) -> bytes:
+    return encode_field(1, LIST, bytes([len(keys) << 4 | STRUCT]))
+
 
 FOOTER_END = encode_field(1, BINARY, encode_text(CREATED_BY)) + b"\0"
 

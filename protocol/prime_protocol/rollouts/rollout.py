@@ -25,6 +25,7 @@ from prime_protocol.constants import (
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.randomness import encode_u64
 from prime_protocol.log.merkle import Frontier, compute_leaf_hash
+from prime_protocol.proofs.class_bounds import EngineClass
 from prime_protocol.wire.ids import Digest, NodeId, RunId, Sample, Slot, Step, digest_fields, frame_fields
 
 if TYPE_CHECKING:
@@ -79,6 +80,8 @@ class RolloutFile:
 
     header: RolloutHeader
     rows: tuple[Rollout, ...]
+    engine_class: EngineClass | None = None
+    """Of the engine that generated it, as its worker says; None where it says none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +99,10 @@ class RolloutLimits:
     prompt_tokens_max: int
     output_tokens_max: int
     file_bytes_max: int = ROLLOUT_FILE_BYTES_MAX
+    names_class: bool = False
+    """Whether the file is in format 2, which has room for the class of the engine."""
+    classes: tuple[EngineClass, ...] = ()
+    """The only ones allowed; empty: any, or none."""
 
     def __post_init__(self) -> None:
         for name, least, most in (

@@ -118,7 +118,14 @@ class UnexpectedServer(RemoteError):
 
 
 def open_reply(frame: bytes, *, kind: str, request: Digest, server: NodeId, network: NetworkId) -> bytes:
-    """The body of a reply by this server to this request, or RemoteError.
+    """The body of a reply by this server to this request, or RemoteError."""
+    return open_versioned_reply(frame, kind=kind, request=request, server=server, network=network)[1]
+
+
+def open_versioned_reply(
+    frame: bytes, *, kind: str, request: Digest, server: NodeId, network: NetworkId
+) -> tuple[int, bytes]:
+    """The version that the server wrote with, and the body. RemoteError: it is no reply by this server to this request.
 
     The time is not checked: the request's digest is fresh, so nothing old can carry it, and a client whose clock is
     wrong must still be able to read that it is wrong.
@@ -131,4 +138,4 @@ def open_reply(frame: bytes, *, kind: str, request: Digest, server: NodeId, netw
         raise RemoteError("ReplyBody.request", "names another request")
     if payload.sender != server:
         raise UnexpectedServer(payload.sender, server)
-    return reply.body
+    return payload.version, reply.body

@@ -21,7 +21,7 @@ from yarl import URL
 
 from prime_protocol.constants import KEY_FILE_BYTES_MAX, PROTOCOL_VERSION
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.versions.upgrades import encode_form
+from prime_protocol.ledger.versions.upgrades import decode_form, encode_form
 from prime_protocol.log.tiles import KEYS_PATH
 from prime_protocol.wire.codec import decode
 from prime_protocol.wire.envelope import seal_envelope
@@ -33,7 +33,7 @@ from prime_protocol.wire.rpc import (
     Refusal,
     RefusalCode,
     UnexpectedServer,
-    open_reply,
+    open_versioned_reply,
 )
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
@@ -233,7 +233,7 @@ class HttpClient:
                 status, content_type = response.status, response.content_type
         except (aiohttp.ClientError, OSError) as error:
             return explain_transport_error(server.url, error, is_idempotent=endpoint.is_idempotent)
-        return self._parse_reply(server, endpoint, frame, status, content_type, raw)
+        return self._parse_reply(server, endpoint, frame, version, status, content_type, raw)
 
     def _seal(self, endpoint: Endpoint[Any, Any], body: bytes, run: RunId | None, version: int) -> bytes:
         now_ms = self._clock.now_ms()
@@ -250,15 +250,21 @@ class HttpClient:
         )
 
     def _parse_reply(
-        self, server: ServerAddress, endpoint: Endpoint[Q, R], frame: bytes, status: int, content_type: str, raw: bytes
+        self,
+        server: ServerAddress,
+        endpoint: Endpoint[Q, R],
+        frame: bytes,
+        version: int,
+        status: int,
+        content_type: str,
+        raw: bytes,
     ) -> SignedReply[R] | FailedAttempt:
         """Decide by content type. The HTTP status is not signed, so it decides nothing that a signature covers."""
         if content_type == ENVELOPE_TYPE and status == 200:
-            return SignedReply(
-                decode(endpoint.reply, self._open(server, endpoint.kind + REPLY_SUFFIX, frame, raw)), frame, raw
-            )
+            written, body = self._open(server, endpoint.kind + REPLY_SUFFIX, frame, raw)
+            return SignedReply(decode_form(endpoint.reply, min(version, written), body), frame, raw)
         if content_type == ENVELOPE_TYPE:
-            refusal = decode(Refusal, self._open(server, endpoint.kind + REFUSAL_SUFFIX, frame, raw))
+            refusal = decode(Refusal, self._open(server, endpoint.kind + REFUSAL_SUFFIX, frame, raw)[1])
         elif content_type == REFUSAL_TYPE:
             refusal = decode(Refusal, raw)
             if refusal.code not in UNSIGNED_CODES:
@@ -267,10 +273,11 @@ class HttpClient:
             return _explain_foreign_reply(server.url, status, is_idempotent=endpoint.is_idempotent)
         return explain_refusal(server.url, refusal, now_ms=self._clock.now_ms(), is_idempotent=endpoint.is_idempotent)
 
-    def _open(self, server: ServerAddress, kind: str, frame: bytes, raw: bytes) -> bytes:
+    def _open(self, server: ServerAddress, kind: str, frame: bytes, raw: bytes) -> tuple[int, bytes]:
+        """The version that the server wrote with, and the body of its reply."""
         request = Digest(sha256(frame).digest())
         key = self.server_keys.get_key(server.node)
-        return open_reply(raw, kind=kind, request=request, server=key, network=self._network)
+        return open_versioned_reply(raw, kind=kind, request=request, server=key, network=self._network)
 
     async def _follow_keys(self, server: ServerAddress, signer: NodeId) -> bool:
         return await self.server_keys.follow(

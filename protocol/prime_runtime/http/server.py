@@ -16,7 +16,7 @@ from aiohttp import web
 
 from prime_protocol.constants import PROBLEM_CHARS_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.versions.upgrades import decode_form
+from prime_protocol.ledger.versions.upgrades import decode_form, encode_form
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.envelope import Envelope, Payload, ReplayGuard, check_time, open_envelope
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
@@ -366,7 +366,9 @@ class HttpServer:
 
     def _reply(self, endpoint: Endpoint[Q, R], envelope: Envelope, reply: R) -> EnvelopeResponse:
         assert isinstance(reply, endpoint.reply), f"{endpoint.kind} answers {endpoint.reply.__name__}"
-        return EnvelopeResponse(self._seal(endpoint.kind + REPLY_SUFFIX, encode(reply), envelope.digest))
+        # In the form that the caller knows, which may be an older program.
+        body = encode_form(reply, envelope.payload.version)
+        return EnvelopeResponse(self._seal(endpoint.kind + REPLY_SUFFIX, body, envelope.digest))
 
     def _open(self, endpoint: Endpoint[Any, Any], frame: bytes) -> Envelope:
         """Decode an envelope and check that it is authentic, for this route, in time, and not a replay."""

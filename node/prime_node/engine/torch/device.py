@@ -1,5 +1,6 @@
 """Chooses device and precision, and tells how much memory is free and which errors mean out of memory."""
 
+import re
 from pathlib import Path
 
 import torch
@@ -8,6 +9,7 @@ from prime_protocol.errors import LocalError
 
 CPUINFO = Path("/proc/cpuinfo")
 MEMINFO = Path("/proc/meminfo")
+NVIDIA_VERSION = Path("/proc/driver/nvidia/version")
 BF16_FLAGS = frozenset({"avx512_bf16", "amx_bf16", "bf16"})
 """CPU flags for bfloat16 products on x86 and ARM. Without one of them a product takes 12 to 20 times as long."""
 EMULATED_BF16 = "bfloat16-imitated"
@@ -53,6 +55,33 @@ def names_bf16(cpuinfo: str) -> bool:
     lines = [line.partition(":") for line in cpuinfo.splitlines()]
     flags = {flag for key, _, value in lines if key.strip() in ("flags", "Features") for flag in value.split()}
     return bool(flags & BF16_FLAGS)
+
+
+def describe_device(device: torch.device) -> tuple[str, str]:
+    """Model and driver. Of a CPU, the instructions that torch uses, and the processor: what it computes depends on
+    the first only.
+    """
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device), describe_driver()
+    capability = torch.backends.cpu.get_cpu_capability()
+    return f"cpu {capability}", find_processor(CPUINFO.read_text()) if CPUINFO.exists() else ""
+
+
+def describe_driver() -> str:
+    """Version of CUDA or ROCm, and of NVIDIA's kernel module where it says one."""
+    library = f"ROCm {torch.version.hip}" if torch.version.hip else f"CUDA {torch.version.cuda}"
+    module = find_module_version(NVIDIA_VERSION.read_text()) if NVIDIA_VERSION.exists() else ""
+    return f"{library}, driver {module}" if module else library
+
+
+def find_module_version(text: str) -> str:
+    found = re.search(r"Module[^0-9]*([0-9]+(?:\.[0-9]+)+)", text)
+    return found[1] if found else ""
+
+
+def find_processor(cpuinfo: str) -> str:
+    found = re.search(r"^model name\s*:\s*([ -~]{1,100})", cpuinfo, re.MULTILINE)
+    return found[1].strip() if found else ""
 
 
 def get_cache_bytes(device: torch.device) -> int | None:

@@ -30,6 +30,7 @@ from prime_node.engine.torch.device import (
     EMULATED_BF16,
     choose_device,
     choose_precision,
+    describe_device,
     get_cache_bytes,
     is_out_of_memory,
 )
@@ -47,6 +48,8 @@ from prime_runtime.model_files import ModelFiles
 
 log = logging.getLogger(__name__)
 
+ATTENTION = {"cpu": "prime", "cuda": "sdpa"}
+"""What computes attention: our kernels, or torch's."""
 BATCH_MAX = {"cpu": 64, "cuda": 256}
 """Default of sequences at once. Beyond it a CPU gains nothing, and a GPU little."""
 READ_TOKENS = {"cpu": 4096, "cuda": 32768}
@@ -71,6 +74,7 @@ class TorchEngine:
         self._dtype = choose_precision(precision, self._device)
         self._uses_cross_precision = precision in ("bfloat16", EMULATED_BF16)
         """In bfloat16 runs a sequence is also computed in the other precision: see forward.py."""
+        self._description = describe_device(self._device)
         self._batch_limit = batch_max or BATCH_MAX[self._device.type]
         """Sequences at once. It shrinks when memory runs out, and does not grow again."""
         self._read_tokens = READ_TOKENS[self._device.type]
@@ -89,6 +93,7 @@ class TorchEngine:
     @property
     def facts(self) -> EngineFacts:
         files = self._get_files()
+        model, driver = self._description
         return EngineFacts(
             engine="torch",
             device=str(self._device),
@@ -96,6 +101,10 @@ class TorchEngine:
             hidden=files.hidden,
             vocabulary=files.vocabulary,
             context_max=files.context_max,
+            version=str(torch.__version__),
+            attention=ATTENTION[self._device.type],
+            device_model=model,
+            driver=driver,
         )
 
     @property

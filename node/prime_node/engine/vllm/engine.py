@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import vllm
 from vllm import SamplingParams
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -35,7 +36,7 @@ from prime_node.engine.interface import (
     TokenSequence,
     verify_requests,
 )
-from prime_node.engine.torch.device import choose_precision, is_out_of_memory
+from prime_node.engine.torch.device import choose_precision, describe_device, is_out_of_memory
 from prime_node.engine.torch.forward import verify_sequences
 from prime_node.engine.torch.model import FolderTensors
 from prime_node.engine.vllm.launch import BATCH_MAX, NO_LIMITS, VllmLimits, choose_vllm_device, leave, start_vllm
@@ -60,6 +61,9 @@ class VllmEngine:
         torch.set_num_threads(threads)
         self._device = choose_vllm_device(device)
         self._dtype = choose_precision(precision, self._device)
+        self._description = describe_device(self._device)
+        self._attention = ""
+        """Name of the attention backend, once a model is loaded."""
         self._limits = limits
         self._batch_limit = limits.batch_max or BATCH_MAX
         """Requests at once. It shrinks when memory runs out, and does not grow again."""
@@ -77,6 +81,7 @@ class VllmEngine:
     @property
     def facts(self) -> EngineFacts:
         config = self._get_llm().model_config
+        model, driver = self._description
         return EngineFacts(
             engine="vllm",
             device=str(self._device),
@@ -84,6 +89,11 @@ class VllmEngine:
             hidden=config.get_hidden_size(),
             vocabulary=config.get_vocab_size(),
             context_max=config.max_model_len,
+            version=vllm.__version__,
+            attention=self._attention,
+            tensor_parallel=self._limits.tensor_parallel,
+            device_model=model,
+            driver=driver,
         )
 
     @property
@@ -172,6 +182,7 @@ class VllmEngine:
         try:
             self._call_workers("prime_install", self.facts.hidden)
             self._files = ModelFiles.open(checkpoint).digest
+            self._attention = str(self._call_worker("prime_get_attention"))
             list(self.generate([request], Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)))
         except (RuntimeError, ValueError) as error:
             self._files = None

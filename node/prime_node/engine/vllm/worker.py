@@ -98,6 +98,11 @@ class PrimeWorker:
         runner.execute_model = execute_and_see
         find_sampling(runner).draw = self.prime_draw
 
+    def prime_get_attention(self) -> str:
+        """Names of the attention backends that vLLM has chosen for the model's layers."""
+        groups = [group for kind in self.model_runner.attn_groups for group in kind]
+        return " ".join(sorted({group.backend.get_name() for group in groups}))
+
     def prime_load(self, folder: str, names: frozenset[str] | None) -> None:
         """Load weights in place. `names` must name whole layers, as vLLM fuses some of their tensors."""
         worker: Any = self

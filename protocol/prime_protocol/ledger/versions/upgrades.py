@@ -8,17 +8,21 @@ To change an entry: raise PROTOCOL_VERSION, keep the old dataclass here under a 
 step and a downgrade step, and test both. docs/decisions/0015-versioned-rules.md has the whole procedure.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Annotated, Any, TypeVar, cast
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields, make_dataclass
+from functools import partial
+from typing import Annotated, Any, TypeVar, cast, get_type_hints
 
 from prime_protocol import constants
 from prime_protocol.constants import LINEAGE_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.ledger.entries import CheckpointPublished, RulesChanged, SubmissionsListed
+from prime_protocol.ledger.entries import CheckpointPublished, RulesChanged, RunCreated, RunUpdated, SubmissionsListed
+from prime_protocol.ledger.terms import RunTerms
 from prime_protocol.ledger.versions.lineage import compute_lineage_root
+from prime_protocol.proofs.class_bounds import NO_CLASS_BOUNDS
 from prime_protocol.wire.codec import Size, decode, encode
 from prime_protocol.wire.ids import Digest, Step
+from prime_protocol.wire.messages import RunReply, StepReply
 
 T = TypeVar("T")
 
@@ -69,10 +73,60 @@ def downgrade_checkpoint_2(new: CheckpointPublished) -> CheckpointPublished1:
     return CheckpointPublished1(step=new.step, root=new.root, manifest=new.manifest, trained_on=new.trained_on)
 
 
+# --- RunTerms, and what holds them -------------------------------------------------------------------------------------
+
+
+def make_old_kind(
+    kind: Any, number: int, *, without: frozenset[str] = frozenset(), changed: Mapping[str, Any] | None = None
+) -> Any:
+    """The dataclass of an old form that differs from the newest one by a few fields only.
+
+    A form must never change, so whoever adds a field later names it here too: the frozen logs have all these forms.
+    """
+    hints = get_type_hints(kind, include_extras=True) | dict(changed or {})
+    columns = [(each.name, hints[each.name]) for each in fields(kind) if each.name not in without]
+    return make_dataclass(f"{kind.__name__}{number}", columns, frozen=True, slots=True, kw_only=True)
+
+
+RunTerms2 = make_old_kind(RunTerms, 2, without=frozenset({"class_bounds"}))
+"""Until version 3: without a table of bounds by pair of engine classes."""
+
+
+def upgrade_terms_2(old: Any) -> RunTerms:
+    return RunTerms(**_list_values(old))
+
+
+def downgrade_terms_3(new: RunTerms) -> Any:
+    if new.class_bounds != NO_CLASS_BOUNDS:
+        raise RemoteError("terms.class_bounds", "is a table, which rules 2 do not have: announce rules 3 first")
+    values = _list_values(new)
+    del values["class_bounds"]
+    return RunTerms2(**values)
+
+
+def upgrade_holder(kind: Any, old: Any) -> Any:
+    """Of a message that holds terms."""
+    return kind(**{**_list_values(old), "terms": upgrade_terms_2(old.terms)})
+
+
+def downgrade_holder(old_kind: Any, new: Any) -> Any:
+    return old_kind(**{**_list_values(new), "terms": downgrade_terms_3(new.terms)})
+
+
+def _list_values(message: Any) -> dict[str, Any]:
+    return {each.name: getattr(message, each.name) for each in fields(message)}
+
+
+def _make_holder_form(kind: type) -> OldForm:
+    old_kind = make_old_kind(kind, 2, changed={"terms": RunTerms2})
+    return OldForm(old_kind, 3, partial(upgrade_holder, kind), partial(downgrade_holder, old_kind))
+
+
 # --- The table --------------------------------------------------------------------------------------------------------
 
 OLD_FORMS: dict[type, tuple[OldForm, ...]] = {
     CheckpointPublished: (OldForm(CheckpointPublished1, 2, upgrade_checkpoint_1, downgrade_checkpoint_2),),
+    **{kind: (_make_holder_form(kind),) for kind in (RunCreated, RunUpdated, StepReply, RunReply)},
 }
 """Oldest first. A type that is not here has one form."""
 

@@ -240,7 +240,7 @@ async def test_a_bundle_that_contradicts_itself_is_refused(
     for damaged in (raw[:-1], raw + b"\0", b"", raw[:40] + bytes([raw[40] ^ 1]) + raw[41:]):
         with pytest.raises(RemoteError):
             decode_evidence(damaged)
-    with pytest.raises(RemoteError, match=r"Evidence.version: is 4, this program reads 3: upgrade prime-swarm"):
+    with pytest.raises(RemoteError, match=r"Evidence.version: is 5, this program reads 4: upgrade prime-swarm"):
         decode_evidence(b"fields that are not known yet" + raw[29:-1] + b"\x04")
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from prime_protocol.constants import ROLLOUT_FOOTER_BYTES_MAX, TOPLOC_PROOF_BYTES
 from prime_protocol.errors import RemoteError
+from prime_protocol.proofs.class_bounds import EngineClass
 from prime_protocol.rollouts.file import read_rollouts, write_rollouts
 from prime_protocol.rollouts.layout import encode_levels, encode_varint
 from prime_protocol.rollouts.rollout import (
@@ -38,6 +39,7 @@ from support.rollout_examples import (
     with_page,
 )
 
+H100 = EngineClass("nvidia-h100/vllm-0.33/flash-attn/bfloat16/tp1")
 VECTOR = json.loads((Path(__file__).parents[3] / "vectors" / "rollouts.json").read_text())
 
 
@@ -148,6 +150,29 @@ def test_every_changed_byte_is_refused_or_is_another_value() -> None:
         assert write_rollouts(file.header, file.rows) == changed
 
 
+def test_a_file_names_the_class_of_its_engine_where_the_terms_ask_for_it() -> None:
+    named, silent = (write_rollouts(HEADER, rollouts(), each, names_class=True) for each in (H100, None))
+    limits = replace(LIMITS, names_class=True)
+    assert read_rollouts(named, limits).engine_class == H100
+    assert read_rollouts(silent, limits).engine_class is None
+    assert read_rollouts(honest_file(), LIMITS).engine_class is None
+    assert compute_rollout_root(read_rollouts(named, limits)) == compute_rollout_root(
+        read_rollouts(honest_file(), LIMITS)
+    )
+    assert refusal(named).field == refusal(honest_file(), limits).field == "header.format"
+    metadata = pq.read_metadata(io.BytesIO(named)).metadata
+    assert metadata[b"prime.engine"] == H100.encode()
+    for change in (b"NVIDIA", b"nvidia "):
+        assert refusal(named.replace(b"nvidia", change), limits).field in ("header.engine", "footer", "file")
+
+
+def test_a_closed_run_takes_files_of_its_own_classes_only() -> None:
+    limits = replace(LIMITS, names_class=True, classes=(H100,))
+    assert read_rollouts(write_rollouts(HEADER, rollouts(), H100, names_class=True), limits).engine_class == H100
+    for other in (None, EngineClass("nvidia-h200")):
+        assert refusal(write_rollouts(HEADER, rollouts(), other, names_class=True), limits).field == "header.engine"
+
+
 def test_every_cut_is_refused() -> None:
     data = write_rollouts(HEADER, [rollout(10, 0, prompt=2, output=3)])
     limits = replace(LIMITS, slots=1, samples_per_slot=1)
@@ -160,6 +185,7 @@ def test_every_cut_is_refused() -> None:
     ("place", "text", "field"),
     [
         (0, "2", "header.format"),
+        (0, "3", "header.format"),
         (1, "Demo", "header.run"),
         (1, "", "header.run"),
         (2, "07", "header.step"),
