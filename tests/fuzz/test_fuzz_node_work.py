@@ -25,7 +25,7 @@ from prime_node.engine.frames import (
 )
 from prime_node.engine.interface import Completion, EngineFacts
 from prime_node.engine.measurement import RowMeasurement
-from prime_node.jobs.examination import EVIDENCE_VERSION, EvidenceBundle, decode_evidence
+from prime_node.jobs.evidence_bundle import EVIDENCE_VERSION, EvidenceBundle, decode_evidence
 from prime_node.jobs.file_checks import Flaw
 from prime_node.log import public_api as public_log
 from prime_protocol.constants import READ_PROOF_PROBES
@@ -144,7 +144,7 @@ def test_no_frame_of_an_engine_breaks_its_node() -> None:
         values.encode_facts(FACTS),
         values.encode_projections(KEY.node, [0.5] * READ_PROOF_PROBES),
         EngineReady(software=("torch 2.13.0",)),
-        EngineProgress(steps=3, tokens=5, rows=1),
+        EngineProgress(steps=3, running=5, waiting=1),
         JobDone(job=1),
         JobFailed(job=1, problem=b"no memory"),
     )

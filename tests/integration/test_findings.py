@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from prime_node.jobs.examination import decode_evidence
+from prime_node.jobs.evidence_bundle import decode_evidence
 from prime_protocol.constants import BASIS_POINTS
 from prime_protocol.ledger.entries import Outcome, Role, RunFunded
 from prime_protocol.wire.ids import Digest

@@ -16,7 +16,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from prime_node.jobs.examination import decode_evidence
+from prime_node.jobs.evidence_bundle import decode_evidence
 from prime_node.storage.journal import JobState
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.wire.codec import encode

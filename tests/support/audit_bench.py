@@ -8,7 +8,7 @@ from prime_node.agent.events import AuditDone, AuditFailed, AuditFinding, Genera
 from prime_node.jobs.audit import Auditor
 from prime_protocol.ledger.entries import LeaseGranted
 from prime_protocol.rollouts.file import read_rollouts, write_rollouts
-from prime_protocol.rollouts.rollout import Rollout, RolloutFile
+from prime_protocol.rollouts.rollout import Rollout, RolloutFile, RolloutLimits
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.signing import Signature
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, SubmissionReceipt, sign_document
@@ -74,7 +74,11 @@ class Bench:
         return write_rollouts(file.header, changed)
 
     def read(self) -> RolloutFile:
-        return read_rollouts(self.data, self.setup.context.get_limits(self.lease.first_slot, self.lease.slots))
+        return self.read_with(self.setup.context.get_limits(self.lease.first_slot, self.lease.slots))
+
+    def read_with(self, limits: RolloutLimits, data: bytes | None = None) -> RolloutFile:
+        """The honest file, or another one."""
+        return read_rollouts(self.data if data is None else data, limits)
 
 
 async def make_bench(folder: Path, slots: int = 1) -> Bench:

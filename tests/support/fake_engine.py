@@ -105,6 +105,9 @@ class NumpyEngine:
             hidden=hidden,
             vocabulary=vocabulary,
             context_max=config["max_position_embeddings"],
+            version="1.26.4",
+            attention="none",
+            device_model="cpu",
         )
 
     @property

@@ -17,17 +17,19 @@ from typing import Any
 
 from prime_node.cli.context import NodeCliContext, with_pins
 from prime_node.config import NodeConfig
-from prime_node.jobs.examination import (
+from prime_node.jobs.evidence_bundle import (
     BUNDLE_BYTES_MAX,
-    ComparedMetric,
     EvidenceBundle,
-    Examination,
-    compare_metrics,
     decode_evidence,
-    get_dataset_digest,
-    replay_audit,
     verify_evidence_signature,
     verify_receipt,
+)
+from prime_node.jobs.examination import (
+    ComparedMetric,
+    Examination,
+    compare_metrics,
+    get_dataset_digest,
+    replay_audit,
 )
 from prime_node.jobs.file_checks import Judgement
 from prime_node.log import public_api as public_log
@@ -37,6 +39,7 @@ from prime_protocol.constants import DATASET_BYTES_MAX, ROLLOUT_FILE_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.proofs.read_proofs import ReadCoverage, compute_read_proof_error, is_read_proof_refuted
+from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.wire.messages import STEP, AuditTask, StepReply, StepRequest
 from prime_protocol.wire.signing import Signature, WalletKey

@@ -15,7 +15,7 @@ from prime_node.cli.context import NodeCliContext
 from prime_node.cli.stake import ENDPOINTS, load_joined_config, load_owner_key, with_node_password
 from prime_node.config import NodeConfig
 from prime_node.coordinator_client import UPLOAD_MS
-from prime_node.jobs.examination import encode_evidence
+from prime_node.jobs.evidence_bundle import encode_evidence
 from prime_node.log import public_api as public_log
 from prime_node.storage.keys import load_key
 from prime_protocol.constants import REASON_CHARS_MAX

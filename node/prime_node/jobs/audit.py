@@ -12,15 +12,17 @@ from dataclasses import replace
 
 from prime_node.agent.events import AuditDone, AuditFailed, AuditFinding
 from prime_node.engine.pool import EnginePool
-from prime_node.jobs.examination import (
-    Examination,
-    ReadingPlan,
+from prime_node.jobs.evidence_bundle import (
     decode_evidence,
     digest_metrics,
     encode_evidence,
+    verify_receipt,
+)
+from prime_node.jobs.examination import (
+    Examination,
+    ReadingPlan,
     examine,
     read_again,
-    verify_receipt,
 )
 from prime_node.jobs.file_checks import Judgement, RewardSummary
 from prime_node.jobs.step_context import StepContext, StepContexts

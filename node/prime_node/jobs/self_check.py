@@ -19,6 +19,7 @@ from pathlib import Path
 
 from prime_node.engine.interface import EngineFacts
 from prime_node.engine.lifecycle import EngineSession
+from prime_node.engine.machine_class import get_engine_class
 from prime_node.jobs.examination import Examination, check_with_model, get_row_lengths, list_claims
 from prime_node.jobs.file_checks import RowWeigher
 from prime_node.jobs.step_context import StepContext
@@ -110,7 +111,8 @@ async def is_sample_clean(
     assert checked.file is not None
     claims = list_claims(checked.file.rows, context.beacon)
     measured = await session.process.check([claims[row] for row in rows], context.sampling, seed)
-    weigher = RowWeigher(context.terms.tolerance)
+    own = get_engine_class(session.facts)
+    weigher = RowWeigher(context.terms.get_tolerance(checked.file.engine_class, own))
     weigher.add(measured)
     weighed, flaws = weigher.finish(is_whole=True)
     return not flaws and weighed.evidence < EVIDENCE_BEYOND_LIMIT

@@ -103,9 +103,7 @@ class ClassBounds:
         """1 for the first class, as verdicts state it; 0 for one that the table does not have."""
         return self.classes.index(name) + 1 if name in self.classes else 0
 
-    def find(
-        self, generating: EngineClass | None, judging: EngineClass | None, *, default: Tolerance
-    ) -> Tolerance:
+    def find(self, generating: EngineClass | None, judging: EngineClass | None, *, default: Tolerance) -> Tolerance:
         """What counts as noise between these two; the default for a pair that the table does not have."""
         wanted = self.get_number(generating) - 1, self.get_number(judging) - 1
         for pair in self.pairs:
@@ -126,7 +124,9 @@ def format_class_bounds(bounds: ClassBounds, default: Tolerance) -> list[str]:
     for pair in bounds.pairs:
         named = zip(BOUNDED_NUMBERS, pair.numbers, strict=True)
         changed = [f"{name}={number:.17g}" for name, number in named if number != getattr(default, name)]
-        lines.append(f"{bounds.classes[pair.generating]} > {bounds.classes[pair.judging]}: {' '.join(changed)}".rstrip())
+        lines.append(
+            f"{bounds.classes[pair.generating]} > {bounds.classes[pair.judging]}: {' '.join(changed)}".rstrip()
+        )
         seen |= {pair.generating, pair.judging}
     return lines + [name for place, name in enumerate(bounds.classes) if place not in seen]
 

@@ -282,7 +282,11 @@ FORMAT_KEYS = {"1": HEADER_KEYS, str(ROLLOUT_FORMAT_VERSION): CLASS_KEYS}
 
 
 def write_rollouts(
-    header: RolloutHeader, rows: Sequence[Rollout], engine_class: EngineClass | None = None, *, names_class: bool = False
+    header: RolloutHeader,
+    rows: Sequence[Rollout],
+    engine_class: EngineClass | None = None,
+    *,
+    names_class: bool = False,
 ) -> bytes:
     """The file of these rows, always the same bytes. Read it back before sending: the writer judges no values.
 

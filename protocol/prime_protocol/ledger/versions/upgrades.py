@@ -73,7 +73,7 @@ def downgrade_checkpoint_2(new: CheckpointPublished) -> CheckpointPublished1:
     return CheckpointPublished1(step=new.step, root=new.root, manifest=new.manifest, trained_on=new.trained_on)
 
 
-# --- RunTerms, and what holds them -------------------------------------------------------------------------------------
+# --- RunTerms, and what holds them ------------------------------------------------------------------------------------
 
 
 def make_old_kind(

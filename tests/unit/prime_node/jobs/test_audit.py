@@ -11,15 +11,13 @@ import pytest_asyncio
 from prime_lab.devnet.tiny_models import make_tokenizer
 from prime_node.agent.events import AuditDone, AuditFailed
 from prime_node.engine.config import EngineConfig
-from prime_node.jobs.examination import (
+from prime_node.jobs.evidence_bundle import (
     EvidenceBundle,
-    compare_metrics,
-    compute_checkpoint_root,
     decode_evidence,
     digest_metrics,
-    replay_audit,
     verify_evidence_signature,
 )
+from prime_node.jobs.examination import compare_metrics, compute_checkpoint_root, replay_audit
 from prime_node.jobs.file_checks import Judgement
 from prime_protocol.constants import READ_PROOF_BYTES
 from prime_protocol.errors import LocalError, RemoteError
@@ -241,13 +239,13 @@ async def test_a_bundle_that_contradicts_itself_is_refused(
         with pytest.raises(RemoteError):
             decode_evidence(damaged)
     with pytest.raises(RemoteError, match=r"Evidence.version: is 5, this program reads 4: upgrade prime-swarm"):
-        decode_evidence(b"fields that are not known yet" + raw[29:-1] + b"\x04")
+        decode_evidence(b"fields that are not known yet" + raw[29:-1] + b"\x05")
 
 
 async def test_a_file_that_is_too_large_for_a_bundle_is_named_by_its_digest(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("prime_node.jobs.examination.BUNDLED_FILE_BYTES_MAX", 1_000)
+    monkeypatch.setattr("prime_node.jobs.evidence_bundle.BUNDLED_FILE_BYTES_MAX", 1_000)
     setup, large = bench.setup, bytes(1_001)
     task = setup.task(large, bench.lease)
     event = await bench.audit(large)

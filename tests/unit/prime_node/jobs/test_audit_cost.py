@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from prime_node.agent.events import AuditDone, AuditFailed, AuditFinding
-from prime_node.jobs.examination import decode_evidence
+from prime_node.jobs.evidence_bundle import decode_evidence
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.proofs.read_proofs import ReadCoverage, is_read_proof_refuted, split_blocks
 from prime_protocol.rollouts.rollout import Rollout

@@ -35,9 +35,7 @@ from prime_protocol.wire.ids import Digest, NodeId, RunId, Sample, Slot, Step
 EOS, LIMIT = 9, 8
 TOLERANCE = Tolerance(margin_max=0.5, margin_mean_max=0.1, logprob_error_max=0.4, logprob_error_mean_max=0.2)
 PROMPT = np.array([1, 2, 3], np.int32)
-RULES = FileRules(
-    prompts={7: PROMPT}, eos=frozenset({EOS}), tokens_max=LIMIT, context_max=11, vocabulary=16
-)
+RULES = FileRules(prompts={7: PROMPT}, eos=frozenset({EOS}), tokens_max=LIMIT, context_max=11, vocabulary=16)
 CHUNK = ChunkReport(128, 0, 0, 0, 0, 1, 10, 0, 0)
 
 

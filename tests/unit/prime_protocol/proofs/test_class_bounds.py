@@ -38,7 +38,13 @@ def test_a_pair_of_the_table_has_its_bounds_and_any_other_the_default() -> None:
     terms = known_terms()
     assert terms.get_tolerance(QUIET, QUIET) == replace(DEFAULT, margin_max=0.01, exponent_mismatches_max=3)
     assert terms.get_tolerance(NOISY, QUIET) == replace(DEFAULT, margin_max=0.25)
-    for generating, judging in ((QUIET, NOISY), (THIRD, QUIET), (None, QUIET), (QUIET, None), (EngineClass("x"), QUIET)):
+    for generating, judging in (
+        (QUIET, NOISY),
+        (THIRD, QUIET),
+        (None, QUIET),
+        (QUIET, None),
+        (EngineClass("x"), QUIET),
+    ):
         assert terms.get_tolerance(generating, judging) == DEFAULT
 
 
