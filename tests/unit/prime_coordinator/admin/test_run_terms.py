@@ -119,7 +119,8 @@ def test_a_named_calibration_needs_the_models_config() -> None:
 
 
 def test_every_term_can_be_written_and_no_other() -> None:
-    assert {field.name for field in fields(TermsConfig)} == {field.name for field in fields(RunTerms)}
+    written = {field.name for field in fields(TermsConfig)} - {"class_bounds_closed"}  # part of class_bounds
+    assert written == {field.name for field in fields(RunTerms)}
 
 
 def test_quorum_is_one_on_a_devnet_and_three_elsewhere_unless_said() -> None:
@@ -275,3 +276,20 @@ def test_a_models_folder_binds_the_run_to_its_files(tmp_path: Path) -> None:
     (folder / "tokenizer.json").unlink()
     with pytest.raises(LocalError, match=r"has no tokenizer\.json"):
         read(None, folder, **LEAST)
+
+
+def test_a_table_of_engine_classes_is_read_from_text_and_kept_by_an_update(tmp_path: Path) -> None:
+    quiet, other = "cpu-avx2/torch-2.13/prime/float32/tp1", "cpu-avx2/vllm-0.32/cpu-attn/float32/tp2"
+    toml = tmp_path / "bounds.toml"
+    toml.write_text(f'class_bounds = ["{quiet} > {other}: margin_max=0.01"]\nclass_bounds_closed = true\n')
+    terms = read_terms(LEAST, {}, toml, None, is_devnet=True)
+    assert terms.class_bounds.classes == (quiet, other)
+    assert terms.class_bounds.is_closed
+    assert terms.get_tolerance(*terms.class_bounds.classes).margin_max == 0.01
+    assert change_terms(terms, {"quorum": "2"}, None).class_bounds == terms.class_bounds
+    toml.write_text(f'class_bounds = ["{quiet} > {other}: margin_max=1e9"]\n')
+    with pytest.raises(ConfigError, match="wider than the default"):
+        read_terms(LEAST, {}, toml, None, is_devnet=True)
+    toml.write_text('class_bounds = ["H100"]\n')
+    with pytest.raises(ConfigError, match=r"class_bounds\[0\]"):
+        read_terms(LEAST, {}, toml, None, is_devnet=True)
