@@ -365,6 +365,7 @@ def judge_file(
     metrics = [("rows", float(len(file.rows))), ("tokens", float(sum(len(row.output_tokens) for row in file.rows)))]
     if numbers:
         metrics += [("rows_read", float(len(numbers))), ("tokens_read", float(tokens_read)), *_number_metrics(numbers)]
+    metrics += zip(("generating_class", "judging_class"), map(float, classes or ()), strict=False)
     if weighed is not None:
         metrics += [
             ("evidence", weighed.evidence / WEIGHTS_PER_DECADE),
@@ -373,8 +374,6 @@ def judge_file(
             ("chunks_unusual", float(weighed.unusual)),
             ("chunks_beyond", float(weighed.beyond)),
         ]
-    if classes is not None:
-        metrics += [("generating_class", float(classes[0])), ("judging_class", float(classes[1]))]
     if rewards is not None:
         metrics += [
             ("reward_mean", rewards.mean),
