@@ -18,8 +18,8 @@ from eth_account.messages import encode_typed_data
 
 from prime_protocol.constants import CLOCK_SKEW_MS_MAX
 from prime_protocol.wire.envelope import ENVELOPE_PREFIX, ReplayGuard, open_envelope, seal_envelope
-from prime_protocol.wire.ids import Digest, NetworkId, RunId, Step
-from prime_protocol.wire.signing import WalletKey, checksum_address
+from prime_protocol.wire.ids import Digest, NetworkId, RunId, Step, checksum_address
+from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import (
     EMBEDDED_DOMAIN,
     SubmissionReceipt,

@@ -11,7 +11,7 @@ from prime_explorer.pages.nodes import NODE_ORDERS, NODE_PHASES, NODE_STATUSES, 
 from prime_explorer.pages.submissions import SUBMISSION_PROGRESS
 from prime_protocol.constants import LOG_ENTRIES_MAX
 from prime_protocol.errors import RemoteError
-from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Step, parse_address
 
 NUMBER = re.compile(r"0|[1-9][0-9]{0,18}")
 CURSOR = re.compile(r"(0|[1-9][0-9]{0,17})\.(0x[0-9a-f]{40})")
@@ -103,9 +103,9 @@ STEP_MAX = 2**53
 
 PARAMS: dict[str, ParamFormat] = {
     "run": ParamFormat(RunId, {"type": "string", "pattern": f"^{RunId.PATTERN.pattern}$"}, "Name of a run."),
-    "node": ParamFormat(NodeId.parse, ADDRESS, "Address of a node."),
-    "owner": ParamFormat(NodeId.parse, ADDRESS, "Address of an owner."),
-    "author": ParamFormat(NodeId.parse, ADDRESS, "Address that signed the entry."),
+    "node": ParamFormat(parse_address, ADDRESS, "Address of a node."),
+    "owner": ParamFormat(parse_address, ADDRESS, "Address of an owner."),
+    "author": ParamFormat(parse_address, ADDRESS, "Address that signed the entry."),
     "submission": ParamFormat(Digest.parse, DIGEST, "Name of a submission."),
     "about": ParamFormat(_parse_subject, ADDRESS_OR_DIGEST, "Address or digest that the entry refers to."),
     "kind": _choice_param(ENTRY_KINDS, "Kind of entry."),

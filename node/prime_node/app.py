@@ -28,8 +28,7 @@ from prime_node.storage.node_folder import (
     save_trainer,
 )
 from prime_protocol.errors import LocalError
-from prime_protocol.wire.ids import NodeId, RunId, friendly_name
-from prime_protocol.wire.signing import checksum_address
+from prime_protocol.wire.ids import NodeId, RunId, checksum_address, friendly_name
 from prime_runtime.clock import Clock, SystemClock
 from prime_runtime.http.client import HttpClient, open_client
 from prime_runtime.lock import ProcessLock

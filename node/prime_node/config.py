@@ -16,7 +16,7 @@ from prime_node.engine.config import EngineConfig
 from prime_node.policy.policy import PolicyConfig
 from prime_protocol.constants import AMOUNT_NANO_MAX, RUNS_SERVED_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.wire.ids import NetworkId, NodeId, RunId
+from prime_protocol.wire.ids import NetworkId, NodeId, RunId, parse_address
 from prime_runtime.gossip.config import P2PConfig
 from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.logs import LogConfig
@@ -198,11 +198,13 @@ class NodeConfig:
 
         parsers: dict[str, Any] = {
             "network": NetworkId,
-            "coordinator_id": NodeId.parse,
+            "coordinator_id": parse_address,
             "log_key": VerifierKey.parse,
             "domain": Domain.parse,
         }
         check_parsed(self, {name: parse for name, parse in parsers.items() if getattr(self, name)})
+        # Stored and compared in the form that messages have.
+        object.__setattr__(self, "coordinator_id", self.coordinator_id.lower())
         check_urls("announce", self.announce)
         self._check_runs()
         if self.coordinator:
@@ -285,7 +287,7 @@ class NodeConfig:
 
     @property
     def server(self) -> ServerAddress:
-        return ServerAddress(self.coordinator, NodeId.parse(self.coordinator_id))
+        return ServerAddress(self.coordinator, parse_address(self.coordinator_id))
 
 
 def resolve_node_config(

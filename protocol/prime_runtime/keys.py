@@ -10,8 +10,9 @@ from secrets import randbelow
 
 from prime_protocol.constants import KEYSTORE_SCRYPT_N
 from prime_protocol.errors import LocalError
-from prime_protocol.wire.keystore import decrypt_key, encrypt_key
-from prime_protocol.wire.signing import WalletKey, checksum_address
+from prime_protocol.wire.ids import NodeId, checksum_address
+from prime_protocol.wire.keystore import decrypt_key, encrypt_key, read_keystore_address
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.files import write_private_file
 from prime_runtime.redaction import Secret
 
@@ -34,13 +35,21 @@ def write_key_file(path: Path, key: WalletKey, password: str, draw: Callable[[in
 
 def load_key_file(path: Path, password: str) -> WalletKey:
     """Decrypt a keystore file."""
+    return decrypt_key(_read_keystore(path), password)
+
+
+def read_key_address(path: Path) -> NodeId:
+    """The address of a keystore file, without its password."""
+    return read_keystore_address(_read_keystore(path))
+
+
+def _read_keystore(path: Path) -> str:
     try:
-        text = path.read_text()
+        return path.read_text()
     except FileNotFoundError:
         raise LocalError(f"{path} does not exist; make a key with: prime-node keys new --out {path}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise LocalError(f"cannot read {path}: {error}") from None
-    return decrypt_key(text, password)
 
 
 def describe_key(key: WalletKey) -> str:

@@ -9,9 +9,8 @@ import pytest
 from prime_coordinator.cli.main import main as coordinate
 from prime_coordinator.home import CoordinatorHome
 from prime_coordinator.settlement.files import ChainFiles
-from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.ids import NodeId, checksum_address
 from prime_protocol.wire.keystore import encrypt_key
-from prime_protocol.wire.signing import checksum_address
 from prime_runtime.chain.contracts import find_contracts
 from prime_runtime.chain.transactions import ChainUnavailable
 from prime_runtime.files import write_private_file

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from prime_protocol.wire.ids import NodeId
-from prime_protocol.wire.signing import checksum_address
+from prime_protocol.wire.ids import NodeId, checksum_address
 from prime_runtime.chain.client import Contract
 from prime_runtime.chain.transactions import ChainUnavailable, GasCapExceeded, GasConfig, NonceTaken
 from prime_runtime.chain.wallet import GWEI, Wallet

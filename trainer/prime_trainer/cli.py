@@ -44,6 +44,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     )
     add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    add_keys(commands)
     add_weights(commands)
     add_model_commands(commands, command)
     text = "train on what the run accepts and publish each step, until stopped; resumes after any kind of exit"
@@ -55,6 +56,16 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     if command in COMMON_SETTINGS:
         add_settings(commands.choices[command], command, show_all=show_all)
     return parser.parse_args(words)
+
+
+def add_keys(commands: Any) -> None:
+    keys = commands.add_parser("keys", help="make the trainer's key, or show its address")
+    actions = keys.add_subparsers(dest="action", required=True, metavar="ACTION")
+    new = actions.add_parser("new", help="make a key; it never replaces a file")
+    show = actions.add_parser("show", help="print the address of a key: run create --trainer takes it")
+    for action in (new, show):
+        action.add_argument("--key", type=Path, default=Path("trainer.json"), help="its file (default: trainer.json)")
+    new.add_argument("--password-file", type=Path, help="file whose first line is the password; prompts if not given")
 
 
 def add_weights(commands: Any) -> None:
@@ -158,6 +169,38 @@ def load_settings(args: argparse.Namespace, config: type) -> Any:
     from prime_runtime.settings.loader import load_config
 
     return load_config(config, read_flags(args, config), os.environ, args.config)
+
+
+def run_keys(args: argparse.Namespace) -> int:
+    import secrets
+
+    from prime_protocol.wire.ids import checksum_address
+    from prime_runtime.keys import create_key_file, read_key_address
+
+    if args.action == "show":
+        print(checksum_address(read_key_address(args.key)))
+        return 0
+    key = create_key_file(args.key, ask_password(args.password_file), secrets.token_bytes)
+    print(f"address  {checksum_address(key.node)}")
+    print(f"written to {args.key}. Keep a copy of it and of its password: a run has one trainer, this key.")
+    return 0
+
+
+def ask_password(file: Path | None) -> str:
+    """The password of a new key: of the file, or typed twice."""
+    import getpass
+
+    from prime_protocol.errors import LocalError
+    from prime_runtime.keys import PASSWORD_CHARS_MIN, resolve_password
+
+    if file is not None or not sys.stdin.isatty():
+        return resolve_password(None, file)
+    password = getpass.getpass("password for the new key: ")
+    if getpass.getpass("again: ") != password:
+        raise LocalError("the two passwords differ")
+    if len(password) < PASSWORD_CHARS_MIN:
+        raise LocalError(f"the password has {len(password)} characters, it needs at least {PASSWORD_CHARS_MIN}")
+    return password
 
 
 # --- Commands about a model -------------------------------------------------------------------------------------------
@@ -363,6 +406,7 @@ def get_lock_path(args: argparse.Namespace) -> Path:
 
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "keys": run_keys,
     "sft": run_sft,
     "eval": run_eval,
     "filter": run_filter,

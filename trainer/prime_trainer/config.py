@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from prime_protocol.constants import SHARD_BYTES, SHARD_BYTES_MAX, SHARD_BYTES_MIN
 from prime_protocol.proofs.tolerance import Precision
-from prime_protocol.wire.ids import NetworkId, NodeId, RunId
+from prime_protocol.wire.ids import NetworkId, RunId, parse_address
 from prime_runtime.gossip.config import P2PConfig
 from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.logs import LogConfig
@@ -51,7 +51,7 @@ class TrainerConfig:
     log: LogConfig = field(default_factory=LogConfig)
 
     def __post_init__(self) -> None:
-        check_parsed(self, {"network": NetworkId, "run": RunId, "coordinator_id": NodeId.parse})
+        check_parsed(self, {"network": NetworkId, "run": RunId, "coordinator_id": parse_address})
 
     @property
     def network_id(self) -> NetworkId:
@@ -63,7 +63,7 @@ class TrainerConfig:
 
     @property
     def server(self) -> ServerAddress:
-        return ServerAddress(self.coordinator, NodeId.parse(self.coordinator_id))
+        return ServerAddress(self.coordinator, parse_address(self.coordinator_id))
 
     def load_key(self) -> "WalletKey":
         from prime_runtime.keys import load_key_file, resolve_password

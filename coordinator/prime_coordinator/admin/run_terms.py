@@ -43,7 +43,7 @@ from prime_protocol.ledger.terms import (
 from prime_protocol.proofs.class_bounds import format_class_bounds, parse_class_bounds
 from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.wire.codec import decode, encode
-from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.ids import Digest, NodeId, parse_address
 from prime_runtime.model_files import (
     CONFIG_FILE,
     UNBOUNDED_CONTEXT_TOKENS,
@@ -329,7 +329,7 @@ def compute_read_us_per_token(units_per_token: int) -> int:
 
 def _parse_node(name: str, text: str) -> NodeId:
     try:
-        return NodeId.parse(text)
+        return parse_address(text)
     except RemoteError as error:
         raise ConfigError(f"{name} is {text!r}; {error.problem}") from None
 

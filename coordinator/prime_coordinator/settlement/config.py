@@ -5,7 +5,7 @@ from enum import StrEnum
 from typing import Annotated
 
 from prime_protocol.constants import AMOUNT_NANO_MAX
-from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.ids import NodeId, parse_address
 from prime_runtime.chain.transactions import GasConfig
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import check_parsed
@@ -62,7 +62,7 @@ class SettlementConfig:
         if not self.rpc.startswith(("http://", "https://")):
             raise ConfigError("settlement.rpc must be the URL of a JSON-RPC node: http://host:port")
         if self.court:
-            check_parsed(self, {"court": NodeId.parse})
+            check_parsed(self, {"court": parse_address})
 
     @property
     def is_evm(self) -> bool:
@@ -70,4 +70,4 @@ class SettlementConfig:
 
     @property
     def court_address(self) -> NodeId:
-        return NodeId.parse(self.court)
+        return parse_address(self.court)

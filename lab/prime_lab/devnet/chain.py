@@ -29,8 +29,8 @@ from prime_lab.devnet.plan import (
 from prime_lab.devnet.processes import RunningProcess
 from prime_lab.devnet.summary import NamedEvent, count_open_slashes, describe_events, list_missing_events
 from prime_protocol.errors import LocalError
-from prime_protocol.wire.ids import NodeId
-from prime_protocol.wire.signing import WalletKey, checksum_address
+from prime_protocol.wire.ids import NodeId, checksum_address
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
 from prime_runtime.keys import create_key_file, write_key_file
 

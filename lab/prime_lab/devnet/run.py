@@ -49,7 +49,7 @@ from prime_protocol.ledger.replay import replay
 from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.weights.manifest import ManifestKind, open_manifest
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
-from prime_runtime.keys import load_key_file
+from prime_runtime.keys import load_key_file, read_key_address
 from prime_runtime.lock import read_lock_info
 from prime_runtime.log_files import read_leaves, read_tree_head
 
@@ -156,7 +156,7 @@ class Devnet:
         inspector = next(each for each in self.running if each.party.part is DevnetRole.VALIDATOR)
         key = inspector.party.folder / "key.json"
         await self._until(inspector, key.exists, "has a key")
-        await self._do("run-update", *make_inspector_argv(self.plan, read_address(key)))
+        await self._do("run-update", *make_inspector_argv(self.plan, read_key_address(key)))
 
     async def _stake_all(self, chain: DevnetChain) -> None:
         """Each node's owner puts stake into the vault, once the node has joined."""
@@ -164,7 +164,7 @@ class Devnet:
         for each in staked:
             folder = each.party.folder
             await self._until(each, lambda folder=folder: (folder / "run.json").exists(), "has joined", JOIN_S)  # type: ignore[misc]
-        await chain.give([read_address(each.party.folder / "key.json") for each in staked])
+        await chain.give([read_key_address(each.party.folder / "key.json") for each in staked])
         await asyncio.gather(*(chain.stake(each.party) for each in staked))
 
     async def tell_chain(self) -> tuple[list[str], list[str]]:
@@ -279,7 +279,7 @@ class Devnet:
 
     def read_trainer(self) -> NodeId:
         """The address of the trainer's key, which its file contains in plain text."""
-        return read_address(self.plan.folder / "trainer.key")
+        return read_key_address(self.plan.folder / "trainer.key")
 
     def _learn_names(self) -> None:
         """Each node's key file is in its folder and contains the address in plain text."""
@@ -287,11 +287,7 @@ class Devnet:
             key = each.party.folder / "key.json"
             is_known = each.party.name in self.names.values()
             if each.party.part in NODE_ROLES and not is_known and key.exists():
-                self.names[read_address(key)] = each.party.name
-
-
-def read_address(keystore: Path) -> NodeId:
-    return NodeId.parse("0x" + str(json.loads(keystore.read_text())["address"]).removeprefix("0x"))
+                self.names[read_key_address(key)] = each.party.name
 
 
 async def run_devnet(devnet: Devnet) -> DevnetSummary:

@@ -11,9 +11,9 @@ from prime_node.storage.keys import create_password, get_password, load_key, wri
 from prime_node.storage.node_folder import NodeFolder, make_folder, read_lock
 from prime_protocol.constants import DELEGATION_LIFE_MS_MAX
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.wire.ids import NetworkId, NodeId, friendly_name
+from prime_protocol.wire.ids import NetworkId, checksum_address, friendly_name, parse_address
 from prime_protocol.wire.keystore import decrypt_key
-from prime_protocol.wire.signing import WalletKey, checksum_address
+from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Delegation, Domain
 from prime_runtime.clock import SystemClock
 from prime_runtime.formatting import format_time
@@ -152,7 +152,7 @@ def delegate(context: NodeCliContext) -> int:
         delegation = Delegation(
             network=NetworkId(network),
             owner=owner.node,
-            node=NodeId.parse(args.node.lower()),
+            node=parse_address(args.node),
             issued_at_ms=now_ms,
             expires_at_ms=now_ms + life_ms,
         )

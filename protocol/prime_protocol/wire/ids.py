@@ -63,6 +63,24 @@ class NodeId(FixedBytes):
     SIZE = ADDRESS_BYTES
 
 
+def checksum_address(node: NodeId) -> str:
+    """The address with the checksum capitals of EIP-55, for people."""
+    import sha3  # here: every --help imports this module
+
+    text = node.hex()
+    marks = sha3.keccak_256(text.encode()).hexdigest()
+    return "0x" + "".join(c.upper() if int(m, 16) >= 8 else c for c, m in zip(text, marks, strict=False))
+
+
+def parse_address(text: str) -> NodeId:
+    """An address as a person writes it: in lower case, or with the checksum capitals that wallets show. `NodeId.parse`
+    accepts the lower-case form only, which is the one in messages."""
+    found = NodeId.parse(text.lower())
+    if text not in (str(found), checksum_address(found)):
+        raise RemoteError("NodeId", "fails the checksum of its capitals: is every digit right?")
+    return found
+
+
 class Name(str):
     """A network or run name: safe in a path, a URL and a terminal."""
 

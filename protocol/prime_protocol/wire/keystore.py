@@ -56,6 +56,14 @@ def decrypt_key(text: str, password: str) -> WalletKey:
     return key
 
 
+def read_keystore_address(text: str) -> NodeId:
+    """The address that a keystore names. Only its password proves that it holds the key."""
+    try:
+        return NodeId(bytes.fromhex(_parse(text)["address"].removeprefix("0x")))
+    except (KeyError, TypeError, ValueError, AttributeError, RemoteError) as error:
+        raise LocalError(f"the keystore file is damaged or names no address ({error!r})") from None
+
+
 def _parse(text: str) -> dict[str, Any]:
     if len(text) > KEYSTORE_BYTES_MAX:
         raise ValueError(f"it is larger than {KEYSTORE_BYTES_MAX} bytes")

@@ -148,13 +148,6 @@ def keccak(data: bytes) -> Digest:
     return Digest(sha3.keccak_256(data).digest())
 
 
-def checksum_address(node: NodeId) -> str:
-    """EIP-55 mixed-case form, for people; the lower-case form of `str` is the one on the wire."""
-    text = node.hex()
-    marks = sha3.keccak_256(text.encode()).hexdigest()
-    return "0x" + "".join(c.upper() if int(m, 16) >= 8 else c for c, m in zip(text, marks, strict=False))
-
-
 def _encode_public_key(key: PublicKey) -> bytes:
     return key.format(compressed=False)[1:]
 

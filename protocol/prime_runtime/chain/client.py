@@ -14,8 +14,8 @@ import aiohttp
 
 from prime_protocol.abi import load
 from prime_protocol.errors import LocalError
-from prime_protocol.wire.ids import NodeId
-from prime_protocol.wire.signing import WalletKey, checksum_address
+from prime_protocol.wire.ids import NodeId, checksum_address
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.chain.abi import decode_contract_error, list_errors, list_functions
 from prime_runtime.chain.transactions import ChainUnavailable, ContractReverted
 

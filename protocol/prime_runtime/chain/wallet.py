@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from prime_protocol.errors import LocalError
-from prime_protocol.wire.ids import NodeId
-from prime_protocol.wire.signing import WalletKey, checksum_address
+from prime_protocol.wire.ids import NodeId, checksum_address
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.chain.client import ChainBlock, ChainClient, Contract, MinedTransaction, sign_transaction
 from prime_runtime.chain.transactions import (
     ChainUnavailable,

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from prime_protocol.wire.ids import NodeId
-from prime_protocol.wire.signing import WalletKey, checksum_address
+from prime_protocol.wire.ids import NodeId, checksum_address
+from prime_protocol.wire.signing import WalletKey
 from prime_runtime.chain.client import ChainClient
 from prime_runtime.chain.contracts import NetworkContracts
 from prime_runtime.chain.transactions import ChainUnavailable, GasConfig

@@ -252,6 +252,15 @@ def test_update_changes_what_is_named_and_keeps_the_rest(tmp_path: Path) -> None
     assert change_terms(present, {}, None) == present
 
 
+def test_addresses_may_have_the_capitals_that_commands_print() -> None:
+    printed = "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed"
+    terms = read(**{**LEAST, "trainer": printed, "inspectors": printed})
+    assert str(terms.trainer) == printed.lower()
+    assert terms.inspectors == (terms.trainer,)
+    with pytest.raises(ConfigError, match=r"trainer .* fails the checksum"):
+        read(**{**LEAST, "trainer": printed.replace("5aA", "5aa")})
+
+
 def test_a_calibrated_tolerance_comes_from_the_file_and_the_rest_keeps_its_place(tmp_path: Path) -> None:
     file = tmp_path / "tolerance.toml"
     file.write_text('[tolerance]\nprecision = "float32"\nmargin_max = 0.25\n')

@@ -13,6 +13,7 @@ from prime_protocol.constants import (
     GOSSIP_FRAME_BYTES_MAX,
     GOSSIP_LIFE_MS,
     GOSSIP_MANIFESTS_MAX,
+    GOSSIP_REPEAT_MS,
     GOSSIP_REPEATS,
     PROTOCOL_VERSION,
     RELAYED_HEADS_PER_S,
@@ -194,6 +195,7 @@ def test_a_peer_id_of_another_kind_of_key_is_no_address() -> None:
 def test_all_nodes_together_post_no_more_than_the_relay_takes(nodes: int) -> None:
     assert nodes * 1000 / compute_repeat_ms(GossipKind.SERVING, nodes) <= RELAYED_SERVING_PER_S
     assert nodes * 1000 / compute_repeat_ms(GossipKind.HEAD_SEEN, nodes) <= RELAYED_HEADS_PER_S
+    assert compute_repeat_ms(GossipKind.ANNOUNCED, nodes) == GOSSIP_REPEAT_MS
 
 
 def test_with_ten_thousand_nodes_a_serving_record_still_outlives_its_repetition() -> None:

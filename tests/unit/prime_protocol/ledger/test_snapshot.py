@@ -16,7 +16,7 @@ from prime_protocol.ledger.entries import LogRestored, Outcome, SnapshotNoted
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.replay import Ledger, decode_entry, replay, verify_leaf
 from prime_protocol.ledger.snapshot import compute_snapshot_digest, decode_snapshot, encode_snapshot
-from prime_protocol.wire.ids import NetworkId
+from prime_protocol.wire.ids import Digest, NetworkId
 from support.ledger_network import NETWORK, World, digest
 
 
@@ -128,6 +128,15 @@ def test_a_value_of_another_type_is_refused_by_name_and_place(plain: Any, path: 
     with pytest.raises(snapshot.UnreadableItem) as refusal:
         snapshot._get_codec(Sample).read_all([*others[:before], plain, *others[before:]])
     assert (refusal.value.index, refusal.value.field) == (before, path)
+
+
+@pytest.mark.parametrize("plain", [bytes(31), "text"])
+def test_bytes_of_another_length_or_type_are_refused_by_place(plain: Any) -> None:
+    codec = snapshot._get_codec(Digest)
+    assert list(codec.read_all([bytes(32)] * 2)) == [Digest(bytes(32))] * 2
+    with pytest.raises(snapshot.UnreadableItem) as refusal:
+        list(codec.read_all([bytes(32), plain]))
+    assert refusal.value.index == 1
 
 
 def test_a_value_that_breaks_a_rule_of_its_own_type_is_refused_by_place() -> None:

@@ -11,7 +11,7 @@ from eth_account import Account
 
 from prime_protocol.constants import KEYSTORE_BYTES_MAX, KEYSTORE_PBKDF2_ROUNDS_MAX
 from prime_protocol.errors import LocalError
-from prime_protocol.wire.keystore import decrypt_key, encrypt_key
+from prime_protocol.wire.keystore import decrypt_key, encrypt_key, read_keystore_address
 from prime_protocol.wire.signing import WalletKey, keccak
 
 VECTORS: dict[str, Any] = json.loads((Path(__file__).parents[3] / "vectors" / "keystore.json").read_text())
@@ -30,6 +30,14 @@ def test_a_key_comes_back_with_its_password_only() -> None:
     for wrong in ("", "correct horse", PASSWORD + " "):
         with pytest.raises(LocalError, match=r"^wrong password"):
             decrypt_key(encrypted(), wrong)
+
+
+def test_the_address_needs_no_password_and_a_file_without_one_says_so() -> None:
+    assert read_keystore_address(encrypted()) == KEY.node
+    document = json.loads(encrypted())
+    for damaged in ({**document, "address": "0x12"}, {**document, "address": 5}, {"version": 3}):
+        with pytest.raises(LocalError, match="names no address"):
+            read_keystore_address(json.dumps(damaged))
 
 
 def test_the_file_is_the_same_for_the_same_salt_and_holds_no_secret() -> None:

@@ -9,12 +9,11 @@ import pytest
 from eth_account import Account
 
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.ids import Digest, NodeId, checksum_address, parse_address
 from prime_protocol.wire.signing import (
     HALF_ORDER,
     Signature,
     WalletKey,
-    checksum_address,
     compute_peer_address,
     compute_peer_id,
     keccak,
@@ -120,5 +119,17 @@ def test_keccak_is_ethereums_and_not_sha3() -> None:
         "0xde709f2102306220921060314715629080e2fb77",
     ],
 )
-def test_checksum_addresses_are_those_of_eip_55(text: str) -> None:
-    assert checksum_address(NodeId(bytes.fromhex(text[2:]))) == text
+def test_checksum_addresses_are_those_of_eip_55_and_people_may_write_them_or_lower_case(text: str) -> None:
+    node = NodeId(bytes.fromhex(text[2:]))
+    assert checksum_address(node) == text
+    assert parse_address(text) == parse_address(text.lower()) == node
+
+
+@pytest.mark.parametrize(
+    "text", ["0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAeD", "0x5AAEB6053f3e94c9b9a09f33669435e7ef1beaed"]
+)
+def test_an_address_with_a_wrong_digit_or_made_up_capitals_is_refused(text: str) -> None:
+    with pytest.raises(RemoteError, match="fails the checksum of its capitals"):
+        parse_address(text)
+    with pytest.raises(RemoteError, match="40 lower-case hex digits"):
+        parse_address(text[:-1])
