@@ -2,14 +2,23 @@
 
     .vllm/bin/python tests/support/vllm_trials.py FOLDER CHANGED
 
+VLLM_USE_V2_MODEL_RUNNER=1 runs them on vLLM's second model runner; see interpreted_triton.py for what it needs.
+
 FOLDER holds the checkpoints; CHANGED names the tensor that differs between `first` and `partly`. Prints what happened
 as one line of JSON. Nothing is judged here.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
+
+if os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1":
+    # Before vLLM is imported, which looks for Triton at once.
+    from support.interpreted_triton import offer_interpreter
+
+    offer_interpreter()
 
 import numpy as np
 import torch
@@ -136,6 +145,7 @@ def main(folder: Path, changed: str) -> None:
     put_aside = count_calls(core.scheduler, "_preempt_request")
 
     done = list(engine.generate(orders, LONG))
+    found["runner"] = type(runner).__module__
     found["put_aside"], found["step_tokens"] = len(put_aside), STEP_TOKENS
     found["longest_prompt"] = max(len(order.prompt) for order in orders)
     found["long_read"] = read(engine, orders, done, LONG)

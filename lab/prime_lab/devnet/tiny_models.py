@@ -5,7 +5,6 @@ Everything is written without torch or transformers, so that it is fast. The Mam
 keeps a state of fixed size for it and no keys and values; see docs/operating/engines.md.
 """
 
-import json
 import string
 from pathlib import Path
 from typing import Any
@@ -13,20 +12,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from prime_node.selftest.random_model import (
+    ARCHITECTURES,
+    CONFIG_DEFAULTS,
+    get_shapes,
+    make_random_tensors,
+    round_to_bf16,
+    write_json,
+    write_safetensors,
+)
 from prime_protocol.tasks.characters import ASK, START, STOP
 
 VOCABULARY_CHARACTERS = f"{string.digits}{START}{ASK}{STOP}+-*= {string.ascii_letters}"
 """Token n is character n; a larger vocabulary goes on with characters of the private use area."""
 PRIVATE_USE = 0xE000
 EOS_TOKEN = VOCABULARY_CHARACTERS.index(STOP)
-ARCHITECTURES = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
-CONFIG_DEFAULTS = {"dtype": "bfloat16", "hidden_act": "silu", "rms_norm_eps": 1e-6, "sliding_window": None}
-Shapes = dict[str, tuple[int, ...]]
 
 
 def get_characters(vocabulary: int) -> str:
@@ -78,7 +78,7 @@ def make_tiny_checkpoint(
         **CONFIG_DEFAULTS,
         **more,
     }
-    write_model(folder, config, make_dense_tensors(get_shapes(config), seed=seed, spread=spread))
+    write_model(folder, config, make_random_tensors(get_shapes(config), seed=seed, spread=spread))
     if prompt is not None:
         (folder / "prompt.txt").write_text(prompt)
     return folder
@@ -90,71 +90,6 @@ def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, NDArray
     write_json(folder / "generation_config.json", {"eos_token_id": config["eos_token_id"]})
     write_json(folder / "tokenizer.json", make_tokenizer(config["vocab_size"]))
     write_safetensors(folder / "model.safetensors", tensors)
-
-
-def get_shapes(config: dict[str, Any]) -> Shapes:
-    """Names and shapes of all tensors, as the family's public checkpoints have them."""
-    family, hidden, wide = config["model_type"], config["hidden_size"], config["intermediate_size"]
-    head = config["head_dim"]
-    queries, keys = config["num_attention_heads"] * head, config["num_key_value_heads"] * head
-    shapes: Shapes = {"model.embed_tokens.weight": (config["vocab_size"], hidden), "model.norm.weight": (hidden,)}
-    if not config["tie_word_embeddings"]:
-        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
-    for layer in range(config["num_hidden_layers"]):
-        here: Shapes = {
-            "input_layernorm.weight": (hidden,),
-            "post_attention_layernorm.weight": (hidden,),
-            "self_attn.q_proj.weight": (queries, hidden),
-            "self_attn.k_proj.weight": (keys, hidden),
-            "self_attn.v_proj.weight": (keys, hidden),
-            "self_attn.o_proj.weight": (hidden, queries),
-            "mlp.gate_proj.weight": (wide, hidden),
-            "mlp.up_proj.weight": (wide, hidden),
-            "mlp.down_proj.weight": (hidden, wide),
-        }
-        if family == "qwen2" or config.get("attention_bias"):
-            here |= {"self_attn.q_proj.bias": (queries,), "self_attn.k_proj.bias": (keys,)}
-            here |= {"self_attn.v_proj.bias": (keys,)}
-        if family != "qwen2" and config.get("attention_bias"):
-            here["self_attn.o_proj.bias"] = (hidden,)
-        if config.get("mlp_bias"):
-            here |= {"mlp.gate_proj.bias": (wide,), "mlp.up_proj.bias": (wide,), "mlp.down_proj.bias": (hidden,)}
-        if family == "qwen3":
-            here |= {"self_attn.q_norm.weight": (head,), "self_attn.k_norm.weight": (head,)}
-        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in here.items()}
-    return shapes
-
-
-def make_dense_tensors(shapes: Shapes, *, seed: int, spread: float) -> dict[str, NDArray[np.uint16]]:
-    """bf16 patterns: matrices that keep the size of what goes through them, norms around 1, small biases."""
-    rng = np.random.default_rng(seed)
-    tensors = {}
-    for name, shape in sorted(shapes.items()):
-        values = rng.standard_normal(shape, dtype=np.float32)
-        if len(shape) == 2:
-            values *= spread / np.sqrt(shape[1])
-        else:
-            values = 0.1 * values + (1.0 if "norm" in name else 0.0)
-        tensors[name] = round_to_bf16(values)
-    return tensors
-
-
-def round_to_bf16(values: NDArray[np.float32]) -> NDArray[np.uint16]:
-    """The nearest bf16 patterns, ties to even."""
-    bits = values.astype(np.float32).view(np.uint32)
-    return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
-
-
-def write_safetensors(path: Path, tensors: dict[str, NDArray[np.uint16]]) -> None:
-    """One file of bf16 tensors, in the order given."""
-    header, offset = {}, 0
-    for name, bits in tensors.items():
-        span = [offset, offset + bits.nbytes]
-        header[name] = {"dtype": "BF16", "shape": list(bits.shape), "data_offsets": span}
-        offset += bits.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
-    path.write_bytes(len(text).to_bytes(8, "little") + text + b"".join(bits.tobytes() for bits in tensors.values()))
 
 
 def make_tokenizer(vocabulary: int) -> dict[str, Any]:
@@ -174,10 +109,6 @@ def make_tokenizer(vocabulary: int) -> dict[str, Any]:
             "unk_token": "<unknown>",
         },
     }
-
-
-def write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n")
 
 
 STEP_MIN, STEP_MAX = 0.001, 0.1

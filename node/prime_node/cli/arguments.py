@@ -14,13 +14,13 @@ EXIT_CODES = """exit codes:
   0    done, or stopped as asked
   1    refused, and the text says why and what to do
   2    wrong command line
-  3    a check found something: doctor, plan, audit, challenge --dry-run; status, accusations, start: the coordinator
-       broke a rule
+  3    a check found something: doctor, plan, selftest, audit, challenge --dry-run; status, accusations, start: the
+       coordinator broke a rule
   4    the node is not running, or does not answer
   130  interrupted"""
 FOLDER = Path("~/prime-node")
 FOLDER_VARIABLE = "PRIME_FOLDER"
-WITH_SETTINGS = ("init", "start", "doctor", "config", "calibrate")
+WITH_SETTINGS = ("init", "start", "doctor", "config", "calibrate", "selftest")
 """Commands that take the flag of every setting."""
 Group = Any
 """argparse gives no public name to what add_subparsers returns."""
@@ -59,6 +59,7 @@ def build_parser(settings: SettingsHelp = SettingsHelp.NONE, command: str = "") 
     _add_stake(commands)
     _add_calibrate(commands, choose("calibrate"))
     _add_plan(commands)
+    _add_selftest(commands, choose("selftest"))
     _add_maintenance(commands, choose("config"))
     return parser
 
@@ -308,6 +309,18 @@ def _add_plan(commands: Group) -> None:
     add("--bandwidth", type=float, default=100.0, metavar="MBIT", help="of the download, in Mbit/s (default 100)")
     add("--price", type=float, default=0.0, metavar="P", help="price of a kWh, to show the cost of electricity")
     add("--table", action="store_true", help="print the table of the documentation instead")
+
+
+def _add_selftest(commands: Group, settings: SettingsHelp) -> None:
+    text = "try this machine's engines against numpy, transformers and each other, and measure them"
+    selftest = _with_settings(commands, "selftest", "selftest:run", text, settings)
+    add = selftest.add_argument
+    add("checkpoint", type=Path, nargs="?", help="checkpoint folder. Default: a model with random weights.")
+    add("--out", type=Path, default=Path("selftest.json"), help="file to write (default selftest.json)")
+    add("--vllm-python", type=Path, help="interpreter that has vLLM. Default: vLLM is left out if this one has none.")
+    add("--sequences", type=int, default=0, help="completions at once (default 256 on a GPU, 8 on a CPU)")
+    add("--tokens", type=int, default=0, help="of each completion (default 256 on a GPU, 64 on a CPU)")
+    _add(selftest, "--json", action="store_true", help="print the file instead of the table")
 
 
 def _add_maintenance(commands: Group, settings: SettingsHelp) -> None:

@@ -51,8 +51,6 @@ LIBRARY_OPTIONS = {
     "TOKENIZERS_PARALLELISM": "false",
     # As nvidia-smi numbers GPUs. CUDA's own order puts the fastest first.
     "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-    # The hooks in vllm/worker.py are on vLLM's first model runner; the second keeps requests elsewhere.
-    "VLLM_USE_V2_MODEL_RUNNER": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     # Otherwise vLLM would send usage statistics to its developers.
     "VLLM_NO_USAGE_STATS": "1",

@@ -166,6 +166,17 @@ class VllmEngine:
         finally:
             self._get_llm().abort_request(list(reading))
 
+    def generate_plainly(self, prompts: Sequence[list[int]], tokens_max: int) -> None:
+        """vLLM's own greedy completions: what our draws, records and proofs cost is measured against them."""
+        self._check_loaded()
+        assert self.queue == EngineQueue(), "nothing else is generated"
+        llm = self._get_llm()
+        params = SamplingParams(temperature=0.0, max_tokens=tokens_max, ignore_eos=True, detokenize=False)
+        for prompt in prompts:
+            llm.add_request(str(next(self._numbers)), {"prompt_token_ids": prompt}, params)
+        while llm.has_unfinished_requests():
+            llm.step()
+
     # --- Weights ----------------------------------------------------------------------------------------------------
 
     def _start(self, checkpoint: Path, tensors: FolderTensors) -> None:
@@ -210,7 +221,7 @@ class VllmEngine:
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         inner: str = self._get_llm().add_request(name, {"prompt_token_ids": request.prompt.tolist()}, params)
-        self._call_worker("prime_write", inner, request.seed)
+        self._call_worker("prime_write", inner, request.seed, len(request.prompt))
         self._writing[name] = request, inner
 
     def _submit_reading(self, sequence: TokenSequence, reading: Readings) -> None:

@@ -79,10 +79,12 @@ def start_vllm(checkpoint: Path, *, device: torch.device, dtype: torch.dtype, li
             gpu_memory_utilization=limits.memory_share,
             tensor_parallel_size=limits.tensor_parallel,
             worker_extension_cls=vllm_worker.WORKER_CLASS,
-            logits_processors=[vllm_worker.PROCESSOR_CLASS],
+            enable_batch_sharded_sampling=False,
             distributed_executor_backend=executor,
         )
         config = args.create_engine_config()
+        if not config.use_v2_model_runner:
+            config.model_config.logits_processors = [vllm_worker.PROCESSOR_CLASS]
         if is_cpu and limits.cache_bytes is None:
             cache_bytes = get_cpu_cache_bytes(config.model_config, batch_max)
             config.cache_config.kv_cache_memory_bytes = cache_bytes // limits.tensor_parallel

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prime_lab.devnet.tiny_models import make_dense_tensors, make_tiny_checkpoint, write_safetensors
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.interface import GenerateRequest, Sampling
 from prime_node.engine.torch.dense import DenseModel
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.engine.torch.model import FolderTensors
+from prime_node.selftest.random_model import make_random_tensors, write_safetensors
 from prime_protocol.errors import LocalError
 
 SAMPLING = Sampling(temperature=1.0, eos=frozenset(), tokens_max=8)
@@ -173,6 +174,6 @@ def test_tied_weights_have_no_head_of_their_own(tmp_path: Path) -> None:
         write_afresh(
             bend(
                 folder,
-                lambda tensors: tensors.update(make_dense_tensors({"lm_head.weight": (32, 64)}, seed=0, spread=1.0)),
+                lambda tensors: tensors.update(make_random_tensors({"lm_head.weight": (32, 64)}, seed=0, spread=1.0)),
             )
         )

@@ -4,6 +4,7 @@ One process for all claims, as vLLM takes seconds to start.
 """
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.process import build_environment
+from support import interpreted_triton
 from support.spliced_weights import splice_checkpoint
 
 TESTS = Path(__file__).parents[4]
@@ -26,8 +28,21 @@ TINY = 1e-4
 
 
 @pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: make .vllm/ready")
-def test_vllm_keeps_its_record_its_tokens_and_its_weights_whatever_happens(tmp_path: Path) -> None:
-    found = run_trials(tmp_path)
+@pytest.mark.parametrize(
+    "is_second",
+    [
+        False,
+        pytest.param(
+            True,
+            marks=pytest.mark.skipif(not os.environ.get("SLOW_TESTS"), reason="interprets kernels: SLOW_TESTS=1"),
+        ),
+    ],
+    ids=["first runner", "second runner"],
+)
+@pytest.mark.timeout(900)
+def test_vllm_keeps_its_record_its_tokens_and_its_weights_whatever_happens(is_second: bool, tmp_path: Path) -> None:
+    found = run_trials(tmp_path, is_second=is_second)
+    assert found["runner"] == ("vllm.v1.worker.cpu.model_runner" if is_second else "vllm.v1.worker.cpu_model_runner")
     check_records(found)
     check_joined(found)
     check_memory(found)
@@ -35,10 +50,13 @@ def test_vllm_keeps_its_record_its_tokens_and_its_weights_whatever_happens(tmp_p
     check_refusals(found)
 
 
-def run_trials(folder: Path) -> dict[str, Any]:
+def run_trials(folder: Path, *, is_second: bool) -> dict[str, Any]:
     # What vLLM finds out about a class of models takes it seconds, once.
     config = EngineConfig(variables=(f"VLLM_CACHE_ROOT={PYTHON.parents[1] / 'cache'}",))
     environment = {**build_environment(config, folder / "engine"), "PYTHONPATH": str(TESTS)}
+    if is_second:
+        environment |= interpreted_triton.VARIABLES
+        environment["PYTHONPATH"] += f":{interpreted_triton.make_triton_folder(folder / 'with_triton')}"
     first, second = (
         make_tiny_checkpoint(folder / name, seed=seed, **SHAPE) for seed, name in enumerate(("first", "second"))
     )
@@ -46,7 +64,7 @@ def run_trials(folder: Path) -> dict[str, Any]:
     make_tiny_checkpoint(folder / "deeper", layers=3, **SHAPE)
     make_tiny_checkpoint(folder / "small_heads", heads=4)
     command = [str(PYTHON), str(TESTS / "support/vllm_trials.py"), str(folder), CHANGED]
-    run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=280)
+    run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=800)
     sys.stderr.write(run.stderr[-4000:])
     assert run.returncode == 0
     found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
