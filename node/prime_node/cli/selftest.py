@@ -12,7 +12,7 @@ from prime_node.doctor.machine import list_gpus, load_nvml, read_cpu, read_memor
 from prime_node.engine.config import EngineConfig, EngineKind
 from prime_node.selftest.random_model import write_random_model
 from prime_node.selftest.report import COLUMNS, find_problems, list_lines
-from prime_node.selftest.session import SelftestPlan, TestedEngine, run_selftest
+from prime_node.selftest.session import EngineVariant, SelftestPlan, run_selftest
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.tolerance import Precision
 
@@ -68,13 +68,13 @@ def make_plan(context: NodeCliContext, base: EngineConfig, folder: Path, *, has_
 
 def find_engines(
     base: EngineConfig, vllm_python: Path | None, *, has_gpu: bool
-) -> tuple[tuple[TestedEngine, ...], dict[str, str]]:
+) -> tuple[tuple[EngineVariant, ...], dict[str, str]]:
     """torch always and vLLM if it is installed, each in both precisions; and what is left out."""
     rounded = "bfloat16" if has_gpu else IMITATED
-    found = [TestedEngine(EngineKind.TORCH, "float32"), TestedEngine(EngineKind.TORCH, rounded)]
+    found = [EngineVariant(EngineKind.TORCH, "float32"), EngineVariant(EngineKind.TORCH, rounded)]
     python = vllm_python or (base.python if base.engine is EngineKind.VLLM else None)
     if python is None and find_spec("vllm") is None:
         return tuple(found), {"vllm": "it is not installed here; --vllm-python names an interpreter that has it"}
     place = python.absolute() if python else None
-    found += [TestedEngine(EngineKind.VLLM, "float32", place), TestedEngine(EngineKind.VLLM, rounded, place)]
+    found += [EngineVariant(EngineKind.VLLM, "float32", place), EngineVariant(EngineKind.VLLM, rounded, place)]
     return tuple(found), {}

@@ -28,7 +28,7 @@ STDERR_CHARS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class TestedEngine:
+class EngineVariant:
     """One way to run the model on this machine."""
 
     engine: EngineKind
@@ -45,7 +45,7 @@ class SelftestPlan:
     """What is tried, and how much of it."""
 
     checkpoint: Path
-    engines: tuple[TestedEngine, ...]
+    engines: tuple[EngineVariant, ...]
     left_out: dict[str, str]
     """Engines that are not tried, and why."""
     precision: Precision
@@ -79,7 +79,7 @@ async def run_selftest(
     }
 
 
-async def run_probe(plan: SelftestPlan, tested: TestedEngine, base: EngineConfig, folder: Path) -> dict[str, Any]:
+async def run_probe(plan: SelftestPlan, tested: EngineVariant, base: EngineConfig, folder: Path) -> dict[str, Any]:
     """What probe.py prints, or why it printed nothing."""
     config = replace(base, engine=tested.engine, python=tested.python)
     options = ProbeOptions(
@@ -120,7 +120,7 @@ async def run_probe(plan: SelftestPlan, tested: TestedEngine, base: EngineConfig
 
 
 async def compare_engines(
-    plan: SelftestPlan, engines: Sequence[TestedEngine], base: EngineConfig, folder: Path
+    plan: SelftestPlan, engines: Sequence[EngineVariant], base: EngineConfig, folder: Path
 ) -> list[PairReport]:
     """Each engine reads what all of them wrote. One is loaded at a time: they share the device's memory."""
     sampling = Sampling(temperature=1.0, eos=frozenset(), tokens_max=plan.tokens)
@@ -149,7 +149,7 @@ async def compare_engines(
 
 
 async def start_engine(
-    stack: AsyncExitStack, plan: SelftestPlan, tested: TestedEngine, base: EngineConfig, folder: Path
+    stack: AsyncExitStack, plan: SelftestPlan, tested: EngineVariant, base: EngineConfig, folder: Path
 ) -> tuple[EngineProcess, int]:
     """The engine with the checkpoint, and the size of its vocabulary."""
     config = replace(base, engine=tested.engine, python=tested.python)
