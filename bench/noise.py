@@ -15,18 +15,22 @@ import asyncio
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmark import BenchmarkParser, print_result
-from noise_blocks import Measurement, TimeIsUp
+from noise_blocks import Measurement, RowsByPair, TimeIsUp
 
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
-from prime_node.calibration.fit import CalibrationTarget, collect_noise, fit_tolerance
-from prime_node.calibration.measure import EMULATED, FLOAT32, CalibrationPlan, RowsByPair, plan_setups, random_prompts
-from prime_node.calibration.report import COLUMNS, list_bounds, list_noise
+from prime_node.calibration.fit import CalibrationTarget
+from prime_node.calibration.measure import EMULATED, FLOAT32, CalibrationPlan, plan_setups, random_prompts
+from prime_node.calibration.noise import collect_noise
+from prime_node.calibration.report import COLUMNS, list_bounds, list_noise, list_pair_bounds
+from prime_node.calibration.table import build_table, combine_pairs, fit_pair, widen_default
 from prime_node.engine.config import EngineKind
 from prime_node.engine.interface import Sampling
 from prime_node.jobs.file_checks import weigh_rows
+from prime_protocol.proofs.class_bounds import EngineClass
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_runtime.model_files import ModelFiles
 
@@ -66,32 +70,51 @@ def split(rows: RowsByPair, *, is_exact: bool) -> tuple[RowsByPair, RowsByPair]:
     return known, {pairing: [row for row in found if row.row // 7 % 4] for pairing, found in chosen.items()}
 
 
-def count_rejects(rows: RowsByPair, tolerance: Tolerance) -> tuple[int, int]:
-    """Files, and those that an audit refuses."""
-    files = [found[n : n + FILE_ROWS] for found in rows.values() for n in range(0, len(found), FILE_ROWS)]
-    refused = [flaws for file in files if (flaws := weigh_rows(file, tolerance)[1])]
+def count_rejects(rows: RowsByPair, bounds: Mapping[str, Tolerance]) -> tuple[int, int]:
+    """Files, and those that an audit refuses by the bounds of their pairing."""
+    files = [
+        (pairing, found[n : n + FILE_ROWS]) for pairing, found in rows.items() for n in range(0, len(found), FILE_ROWS)
+    ]
+    refused = [flaws for pairing, file in files if (flaws := weigh_rows(file, bounds[pairing])[1])]
     for flaws in refused[:10]:
         print(f"  refused: {flaws[0].text}")
     return len(files), len(refused)
 
 
-def show(columns: tuple[str, ...], table: list[list[str]]) -> None:
+def show(columns: Sequence[str], table: list[list[str]]) -> None:
     widths = [max(len(row[n]) for row in [list(columns), *table]) for n in range(len(columns))]
     for row in [list(columns), *table]:
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
-def judge(rows: RowsByPair, precision: Precision, hidden: int) -> int:
-    """Files that are refused."""
+def judge(rows: RowsByPair, precision: Precision, hidden: int) -> tuple[int, int]:
+    """Files that are refused by one bound for all pairings, and by bounds of each."""
     known, fresh = split(rows, is_exact=precision is Precision.FLOAT32)
     noises = [collect_noise(pairing, found) for pairing, found in known.items()]
     target = CalibrationTarget(file_tokens=FILE_ROWS * TOKENS)
-    tolerance = fit_tolerance(noises, target, precision=precision, hidden=hidden)
+    fitted = [
+        fit_pair(*map(name_class, noise.pair.split(" → ")), noise, target, precision=precision, hidden=hidden)
+        for noise in noises
+    ]
+    default = widen_default(combine_pairs(fitted), noises, target)
+    table = build_table(default, fitted)
     print(f"\na run in {precision}, bounds for one false reject in {1 / target.false_rejects:g}:")
-    show(("bound", "largest seen", "value"), list_bounds(tolerance, noises))
-    files, refused = count_rejects(fresh, tolerance)
-    print(f"{files} files of the others judged, {refused} refused")
-    return refused
+    show(("bound", "largest seen", "value"), list_bounds(default, noises))
+    print()
+    show(*list_pair_bounds(default, table))
+    by_pair = {
+        noise.pair: table.find(pair.generating, pair.judging, default=default)
+        for noise, pair in zip(noises, fitted, strict=True)
+    }
+    files, refused = count_rejects(fresh, dict.fromkeys(fresh, default))
+    _, refused_by_pair = count_rejects(fresh, by_pair)
+    print(f"{files} files of the others judged: {refused} refused by one bound, {refused_by_pair} by those of pairs")
+    return refused, refused_by_pair
+
+
+def name_class(kind: str) -> EngineClass:
+    """Of "torch float32"."""
+    return EngineClass(kind.replace(" ", "/"))
 
 
 def main() -> int:
@@ -126,14 +149,21 @@ def report(rows: RowsByPair, hidden: int | None) -> None:
     """Without a hidden size nothing is fitted: a smoke run has too few completions."""
     print()
     show(COLUMNS, list_noise([collect_noise(pairing, found) for pairing, found in rows.items()]))
-    rejects = 0 if hidden is None else sum(judge(rows, precision, hidden) for precision in Precision)
+    judged = [] if hidden is None else [judge(rows, precision, hidden) for precision in Precision]
+    rejects, pair_rejects = (sum(each[place] for each in judged) for place in (0, 1))
     compared = {pairing: sum(len(row.chunks) for row in found) for pairing, found in rows.items()}
     # Every completion is read once by torch in float32.
     chunks = sum(count for pairing, count in compared.items() if pairing.endswith(f"→ torch {FLOAT32}"))
     margin = max(row.margin_max for found in rows.values() for row in found)
     total = sum(compared.values())
     print(f"\n{chunks} chunks were written; reading them gave {total} comparisons")
-    print_result(chunks=chunks, comparisons=total, false_rejects=rejects, margin_max=f"{margin:.3g}")
+    print_result(
+        chunks=chunks,
+        comparisons=total,
+        false_rejects=rejects,
+        pair_false_rejects=pair_rejects,
+        margin_max=f"{margin:.3g}",
+    )
 
 
 if __name__ == "__main__":

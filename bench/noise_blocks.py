@@ -17,9 +17,7 @@ from prime_node.calibration.measure import (
     ROWS_AT_ONCE,
     CalibrationPlan,
     EngineSetup,
-    RowsByPair,
     check_claims,
-    choose_claims,
     generate_claims,
     make_requests,
 )
@@ -31,6 +29,10 @@ HOUR_MS = 3_600_000
 """No time limit for an engine, however busy the machine is."""
 # Threads that spin while they wait for each other take the processor from other processes.
 BASE = EngineConfig(device="cpu", variables=("OMP_WAIT_POLICY=PASSIVE",), start_ms=HOUR_MS, stall_ms=HOUR_MS)
+
+
+RowsByPair = dict[str, list[RowMeasurement]]
+"""Measurements by "writer → reader". The number of a row is that of its completion."""
 
 
 class TimeIsUp(Exception):
@@ -128,6 +130,16 @@ class Measurement:
                 print(block.stem, flush=True)
             found += pickle.loads(block.read_bytes())
         return found
+
+
+def choose_claims(
+    setups: Sequence[EngineSetup], number: int, writer: EngineSetup, claims: Sequence[ClaimedRow]
+) -> list[ClaimedRow]:
+    """What one setup checks of another's: each kind checks every row once, split among its setups; slow ones less."""
+    reader = setups[number]
+    alike = [setup for setup in setups if setup.kind == reader.kind]
+    part = claims[alike.index(reader) :: len(alike)]
+    return list(part[:: reader.reads_one_in] if reader.reads_one_in > writer.reads_one_in else part)
 
 
 def save(block: Path, found: list[Any]) -> None:

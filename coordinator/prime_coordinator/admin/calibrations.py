@@ -12,7 +12,7 @@ from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_runtime.settings.schema import ConfigError
 
 MEASURE_ADVICE = (
-    "Measure the bounds with `prime-node calibrate MODEL --out tolerance.toml` and give that file with --terms"
+    "Measure the bounds with `prime-node calibrate machine MODEL --out tolerance.toml` and give that file with --terms"
 )
 SMOLLM2_135M = {
     "model_type": "llama",

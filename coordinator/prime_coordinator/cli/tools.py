@@ -86,5 +86,5 @@ def calibrations(context: OperatorContext) -> int:
     ]
     screen = context.screen
     screen.show(screen.table(["name", "measured on", "when", "only for models with"], rows))
-    screen.print_line("other models and machines: prime-node calibrate MODEL --out tolerance.toml")
+    screen.print_line("other models and machines: prime-node calibrate machine MODEL --out tolerance.toml")
     return 0

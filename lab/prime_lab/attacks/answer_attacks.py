@@ -21,7 +21,8 @@ from prime_lab.cheats.engines import Cheat, SelectiveAnswerSheet
 from prime_lab.cheats.registry import open_cheat
 from prime_lab.devnet.recipe import OUTPUT_TOKENS, PROMPT_TOKENS, WARM_STEPS
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
-from prime_node.calibration.fit import CalibrationTarget, collect_noise, fit_tolerance
+from prime_node.calibration.fit import CalibrationTarget, fit_tolerance
+from prime_node.calibration.noise import collect_noise
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.ledger.run_record import RunRecord
 from prime_protocol.proofs.tolerance import Precision, Tolerance

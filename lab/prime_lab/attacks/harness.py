@@ -29,7 +29,8 @@ from prime_lab.attacks.catalog import (
 from prime_lab.attacks.forged_files import FILE_FORGERS, HonestWork, SentFile
 from prime_lab.cheats import proof_forgery as forgery
 from prime_lab.cheats.registry import open_cheat
-from prime_node.calibration.fit import CalibrationTarget, collect_noise, fit_tolerance
+from prime_node.calibration.fit import CalibrationTarget, fit_tolerance
+from prime_node.calibration.noise import collect_noise
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.interface import Engine, TokenSequence
 from prime_node.engine.lifecycle import EngineSession

@@ -36,7 +36,8 @@ from prime_lab.attacks.detection import (
 from prime_lab.attacks.detection import study_forged_proofs as study_forgeries
 from prime_lab.attacks.forged_files import HonestWork
 from prime_lab.attacks.harness import AttackHarness, HarnessConfig, HarnessLease, open_harness
-from prime_node.calibration.fit import CalibrationTarget, collect_noise, fit_tolerance
+from prime_node.calibration.fit import CalibrationTarget, fit_tolerance
+from prime_node.calibration.noise import collect_noise
 from prime_node.engine.frames import decode_span
 from prime_node.engine.measurement import RowMeasurement
 from prime_node.engine.torch.engine import TorchEngine

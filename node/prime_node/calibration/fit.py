@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_node.engine.measurement import RowMeasurement
+from prime_node.calibration.noise import CompletionNoise, FloatArray, PairNoise, collect_completion_noise
 from prime_protocol.constants import (
     EVIDENCE_NOISE_MAX,
     FAR_BEYOND_FACTOR,
@@ -42,11 +42,8 @@ from prime_protocol.constants import (
     TOPLOC_K,
 )
 from prime_protocol.errors import LocalError
-from prime_protocol.proofs.evidence import compute_noise
 from prime_protocol.proofs.margin_noise import compute_bets, compute_edit_weight
 from prime_protocol.proofs.tolerance import MANTISSA_ERROR_NONE, Precision, Tolerance
-
-FloatArray = NDArray[np.float64]
 
 CHUNKS_MIN = 1_000
 ROWS_MIN = 100
@@ -95,64 +92,6 @@ class CalibrationTarget:
         return NormalDist().inv_cdf(self.confidence)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class PairNoise:
-    """The measurements of one pair of machines: one generated completions, the other checked them."""
-
-    pair: str
-    exponents: FloatArray
-    signs: FloatArray
-    mantissa_sums: FloatArray
-    mantissa_means: FloatArray
-    mantissa_medians: FloatArray
-    chunk_margins: FloatArray
-    chunk_margin_means: FloatArray
-    chunk_logprobs: FloatArray
-    chunk_logprob_means: FloatArray
-    is_whole: NDArray[np.bool_]
-    owners: NDArray[np.int64]
-    """The completion of each chunk. The arrays up to here have one value per chunk."""
-    tokens: FloatArray
-    margin_maxima: FloatArray
-    margin_sums: FloatArray
-    losers: FloatArray
-    """Tokens that are not the replayed winner."""
-    logprob_maxima: FloatArray
-    logprob_sums: FloatArray
-    rows: tuple[RowMeasurement, ...]
-    """One per completion, like the arrays above."""
-
-
-def collect_noise(pairing: str, rows: Sequence[RowMeasurement]) -> PairNoise:
-    """LocalError: a row's proofs cannot be parsed, which is not noise."""
-    for row in rows:
-        if row.proof_problem:
-            raise LocalError(f"{pairing}: an honest row has proofs that cannot be read: {row.proof_problem}")
-    chunks = [chunk for row in rows for chunk in row.chunks]
-    spans = [span for row in rows for span in row.spans]
-    return PairNoise(
-        pair=pairing,
-        exponents=np.array([chunk.exponent_mismatches for chunk in chunks], float),
-        signs=np.array([chunk.sign_mismatches for chunk in chunks], float),
-        mantissa_sums=np.array([chunk.mantissa_error_sum for chunk in chunks], float),
-        mantissa_means=np.array([chunk.mantissa_error_mean for chunk in chunks], float),
-        mantissa_medians=np.array([chunk.mantissa_error_median for chunk in chunks], float),
-        chunk_margins=np.array([span.margin_max for span in spans], float),
-        chunk_margin_means=np.array([span.margin_sum / span.tokens for span in spans], float),
-        chunk_logprobs=np.array([span.logprob_error_max for span in spans], float),
-        chunk_logprob_means=np.array([span.logprob_error_sum / span.tokens for span in spans], float),
-        is_whole=np.array([span.is_whole for span in spans], bool),
-        owners=np.repeat(np.arange(len(rows)), [len(row.spans) for row in rows]),
-        tokens=np.array([row.tokens for row in rows], float),
-        margin_maxima=np.array([row.margin_max for row in rows], float),
-        margin_sums=np.array([row.margin_sum for row in rows], float),
-        losers=np.array([sum(span.losers for span in row.spans) for row in rows], float),
-        logprob_maxima=np.array([row.logprob_error_max for row in rows], float),
-        logprob_sums=np.array([row.logprob_error_sum for row in rows], float),
-        rows=tuple(rows),
-    )
-
-
 def fit_tolerance(
     noises: Sequence[PairNoise], target: CalibrationTarget, *, precision: Precision, hidden: int
 ) -> Tolerance:
@@ -188,7 +127,7 @@ def fit_tolerance(
         ),
         **usual,
         **fit_margins(noises, target),
-        **fit_noise([collect_completion_noise(noise.rows, Tolerance(**usual)) for noise in noises], z=target.z),
+        **fit_noise([collect_completion_noise(noise, Tolerance(**usual)) for noise in noises], z=target.z),
     )
 
 
@@ -384,37 +323,6 @@ def bound_margin_factor(noise: PairNoise, tolerance: Tolerance, z: float) -> flo
 
 
 # --- Noise of whole completions --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CompletionNoise:
-    """Noise of the completions of one pair that have whole chunks and were measured in two precisions."""
-
-    noise: FloatArray
-    chunks: FloatArray
-    """Whole chunks of each."""
-    within: float
-    """Variance of a chunk within its completion."""
-
-    @property
-    def between(self) -> float:
-        """Variance between completions beyond that of their chunks, weighted by length."""
-        excess = (self.noise - self.noise.mean()) ** 2 - self.within / self.chunks
-        return max(0.0, float((excess * self.chunks).sum() / self.chunks.sum()))
-
-
-def collect_completion_noise(rows: Sequence[RowMeasurement], tolerance: Tolerance) -> CompletionNoise:
-    """`tolerance` says what is usual; beyond that a chunk's noise is capped."""
-    noise, chunks, squares = [], [], 0.0
-    for row in rows:
-        whole = [(span, report) for span, report in zip(row.spans, row.chunks, strict=True) if span.is_whole]
-        if any(span.is_read_twice for span, _ in whole):
-            mean = compute_noise(whole, tolerance)
-            squares += sum((compute_noise([chunk], tolerance) - mean) ** 2 for chunk in whole)
-            noise.append(mean)
-            chunks.append(len(whole))
-    spare = max(1, sum(chunks) - len(chunks))
-    return CompletionNoise(np.array(noise, float), np.array(chunks, float), squares / spare)
 
 
 def fit_noise(pairings: Sequence[CompletionNoise], *, z: float) -> dict[str, Any]:

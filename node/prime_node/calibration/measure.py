@@ -1,25 +1,36 @@
-"""Measures the noise between honest engines: each generates completions, and each checks those of all others.
+"""Runs honest engines of this machine: each generates completions, or reads those that other machines generated.
 
-Every engine runs in a process of its own, as in a node. What the noise means is decided in fit.py.
+Every engine runs in a process of its own, as in a node, one at a time. A setup that does not run, such as one that does
+not fit the memory, is named and left out. What is written goes to files (files.py); what it means is decided in fit.py
+and table.py.
 """
 
-import asyncio
 import random
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from prime_node.calibration.files import (
+    CalibrationFile,
+    CalibrationHeader,
+    CalibrationWriter,
+    MeasuredEngine,
+    MeasuredModel,
+)
+from prime_node.engine import frames
 from prime_node.engine.config import EngineConfig, EngineKind
-from prime_node.engine.interface import EngineFacts, GenerateRequest, Sampling, TokenSequence
+from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow, RowMeasurement
 from prime_node.engine.process import EngineProcess, build_command, build_environment
+from prime_protocol.errors import LocalError
+from prime_protocol.proofs.class_bounds import EngineClass
 from prime_protocol.proofs.tolerance import Precision
 from prime_protocol.wire.ids import Digest, digest_fields
+from prime_protocol.wire.signing import WalletKey
 
 FLOAT32, BFLOAT16, EMULATED = "float32", "bfloat16", "bfloat16-imitated"
 EMULATED_SHARE = 4
@@ -27,13 +38,12 @@ EMULATED_SHARE = 4
 FASTEST_SHARE = 4
 """Completions that the fastest setup of a kind generates for each one of another setup."""
 ROWS_AT_ONCE = 512
+BLOCK_TOKENS = 2**20
+"""Rows are generated and read this many at once, or fewer where they are long: a block is in memory."""
 PROMPT_TOKENS_MAX = 64
 DECOY_SEED = digest_fields("calibration/1")
 """Seed of the decoys. All engines are honest here, so it may be public."""
-T = TypeVar("T")
 PrintLine = Callable[[str], None]
-RowsByPair = dict[str, list[RowMeasurement]]
-"""Measurements by "writer → reader". The number of a row is that of its completion."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +59,26 @@ class EngineSetup:
     """Of the completions to generate, relative to the other setups."""
     reads_one_in: int
     """Checks one in this many of the completions of faster setups."""
+    tensor_parallel: int = 1
 
     @property
     def kind(self) -> str:
         """Noise is grouped by this. Different batch sizes and thread counts only serve to provoke it."""
-        return f"{self.engine} {self.precision}"
+        split = f" over {self.tensor_parallel}" if self.tensor_parallel > 1 else ""
+        return f"{self.engine} {self.precision}{split}"
 
     def __str__(self) -> str:
         return f"{self.kind}, batch {self.batch_max}, {self.threads} threads"
 
     def config(self, base: EngineConfig) -> EngineConfig:
-        return replace(base, engine=self.engine, python=self.python, batch_max=self.batch_max, threads=self.threads)
+        return replace(
+            base,
+            engine=self.engine,
+            python=self.python,
+            batch_max=self.batch_max,
+            threads=self.threads,
+            tensor_parallel=self.tensor_parallel,
+        )
 
     def command(self, base: EngineConfig) -> list[str]:
         words = list(build_command(self.config(base), Precision.FLOAT32))
@@ -72,7 +91,7 @@ MakeCommand = Callable[[EngineSetup, EngineConfig], list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationPlan:
-    """What is measured."""
+    """What is generated."""
 
     checkpoint: Path
     setups: tuple[EngineSetup, ...]
@@ -82,8 +101,22 @@ class CalibrationPlan:
     prompts: Sequence[NDArray[np.int32]]
     """Reused with other seeds."""
     seed: int
-    at_once: int = 1
-    """Engines that run at the same time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalibrationSite:
+    """This machine: where the files and the engines' caches go, and who signs."""
+
+    base: EngineConfig
+    engine_folder: Path
+    out: Path
+    key: WalletKey
+    now_ms: int
+    print_line: PrintLine
+    command: MakeCommand = EngineSetup.command
+
+    def name_file(self, name: EngineClass, kind: str) -> Path:
+        return self.out / f"{name.replace('/', '_')}-{self.key.node.hex()[:8]}.{kind}"
 
 
 def plan_setups(
@@ -93,18 +126,21 @@ def plan_setups(
     batches: Sequence[int],
     threads: Sequence[int],
     imitated_share: int = EMULATED_SHARE,
+    splits: Sequence[int] = (1,),
 ) -> tuple[EngineSetup, ...]:
     """Each engine and precision with the first number of threads at every size of batch, and with the others at one.
 
-    Most is written in the largest batch with the first number of threads, as that is the fastest.
+    Most is written in the largest batch with the first number of threads, as that is the fastest. `splits` are tensor
+    parallel sizes, for vLLM only.
     """
     ways = [(batches[-1], threads[0], FASTEST_SHARE)]
     ways += [(batch, threads[0], 1) for batch in batches[:-1]] + [(batches[-1], count, 1) for count in threads[1:]]
     slowness = {EMULATED: imitated_share}
     factors = [(precision, slowness.get(precision, 1)) for precision in precisions]
     return tuple(
-        EngineSetup(engine, precision, python, batch, count, share * imitated_share // factor, factor)
+        EngineSetup(engine, precision, python, batch, count, share * imitated_share // factor, factor, split)
         for engine, python in engines
+        for split in (splits if engine is EngineKind.VLLM else (1,))
         for precision, factor in factors
         for batch, count, share in ways
     )
@@ -117,77 +153,136 @@ def random_prompts(vocabulary: int, context_max: int, seed: int) -> list[NDArray
     return [rng.integers(0, vocabulary, rng.integers(1, longest + 1)).astype(np.int32) for _ in range(256)]
 
 
-async def measure(
-    plan: CalibrationPlan,
-    base: EngineConfig,
-    folder: Path,
-    print_line: PrintLine,
-    command: MakeCommand = EngineSetup.command,
-) -> tuple[RowsByPair, EngineFacts]:
-    """Measurements by pair of kinds. LocalError: an engine does not run."""
-    turns = asyncio.Semaphore(plan.at_once)
-
-    @asynccontextmanager
-    async def opened(number: int) -> AsyncIterator[tuple[EngineProcess, EngineFacts]]:
-        config = plan.setups[number].config(base)
-        async with turns:
-            process = await EngineProcess.start(
-                command(plan.setups[number], base),
-                build_environment(config, folder),
-                folder,
-                start_ms=config.start_ms,
-                stall_ms=config.stall_ms,
-            )
-            try:
-                yield process, await process.load(plan.checkpoint)
-            finally:
-                await process.close()
-
-    async def write_part(number: int) -> list[ClaimedRow]:
-        async with opened(number) as (process, _):
-            claims = await generate_claims(process, make_requests(plan, number), plan.sampling)
-        tokens = sum(len(claim.sequence.output) for claim in claims)
-        print_line(f"written by {plan.setups[number]}: {len(claims)} completions, {tokens} tokens")
-        return claims
-
-    async def read_parts(number: int) -> EngineFacts:
-        async with opened(number) as (process, facts):
-            for writer, claims in zip(plan.setups, written, strict=True):
-                part = choose_claims(plan.setups, number, writer, claims)
-                # In another order than they were written, so that other rows stand beside each other.
-                mixed = random.Random(number).sample(part, len(part))
-                rows[f"{writer.kind} → {plan.setups[number].kind}"] += await check_claims(
-                    process, mixed, plan.sampling, DECOY_SEED
-                )
-        print_line(f"read by {plan.setups[number]}")
-        return facts
-
-    numbers = range(len(plan.setups))
-    written = await gather_all([write_part(number) for number in numbers])
-    rows: RowsByPair = {f"{writer.kind} → {reader.kind}": [] for reader in plan.setups for writer in plan.setups}
-    facts = await gather_all([read_parts(number) for number in numbers])
-    return rows, facts[0]
-
-
-async def gather_all(works: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results. The first failure cancels the others, and stops their engines."""
-    tasks = [asyncio.create_task(work) for work in works]
+@asynccontextmanager
+async def open_setup(
+    setup: EngineSetup, checkpoint: Path, site: CalibrationSite
+) -> AsyncIterator[tuple[EngineProcess, MeasuredEngine]]:
+    """The engine with the checkpoint loaded. LocalError: it does not run here."""
+    config = setup.config(site.base)
+    process = await EngineProcess.start(
+        site.command(setup, site.base),
+        build_environment(config, site.engine_folder, config.gpus[: setup.tensor_parallel]),
+        site.engine_folder,
+        start_ms=config.start_ms,
+        stall_ms=config.stall_ms,
+    )
     try:
-        return list(await asyncio.gather(*tasks))
+        facts = await process.load(checkpoint)
+        yield process, MeasuredEngine(facts=frames.encode_facts(facts), software=process.software)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await process.close()
 
 
-def choose_claims(
-    setups: Sequence[EngineSetup], number: int, writer: EngineSetup, claims: Sequence[ClaimedRow]
-) -> list[ClaimedRow]:
-    """What one setup checks of another's: each kind checks every row once, split among its setups; slow ones less."""
-    reader = setups[number]
-    alike = [setup for setup in setups if setup.kind == reader.kind]
-    part = claims[alike.index(reader) :: len(alike)]
-    return list(part[:: reader.reads_one_in] if reader.reads_one_in > writer.reads_one_in else part)
+async def write_completions(plan: CalibrationPlan, model: MeasuredModel, site: CalibrationSite) -> list[Path]:
+    """A file for each class of engine on this machine. LocalError: no setup runs."""
+    with ExitStack() as stack:
+        writers: dict[EngineClass, CalibrationWriter] = {}
+        for number, setup in enumerate(plan.setups):
+            try:
+                async with open_setup(setup, plan.checkpoint, site) as (process, engine):
+                    name = engine.engine_class
+                    if name not in writers:
+                        header = CalibrationHeader(
+                            author=site.key.node,
+                            made_at_ms=site.now_ms,
+                            model=model,
+                            writer=engine,
+                            reader=None,
+                            source=None,
+                        )
+                        path = site.name_file(name, "completions")
+                        writers[name] = stack.enter_context(CalibrationWriter(path, header, site.key))
+                    await write_part(plan, number, process, writers[name])
+            except LocalError as error:
+                site.print_line(f"left out {setup}: {error}")
+            else:
+                site.print_line(f"written by {setup}: {writers[name].rows} completions of {name} so far")
+        if not any(writer.rows for writer in writers.values()):
+            raise LocalError("no setup of this machine can run the model; the lines above say why")
+    return [site.name_file(name, "completions") for name, writer in writers.items() if writer.rows]
+
+
+async def write_part(plan: CalibrationPlan, number: int, process: EngineProcess, writer: CalibrationWriter) -> None:
+    """One setup's share, in blocks."""
+    requests = make_requests(plan, number)
+    size = max(1, min(ROWS_AT_ONCE, BLOCK_TOKENS // plan.sampling.tokens_max))
+    for start in range(0, len(requests), size):
+        for claim in await generate_claims(process, requests[start : start + size], plan.sampling):
+            # Seeds and numbers are per setup; a file has those of several.
+            writer.add_claim(replace(claim, sequence=replace(claim.sequence, number=writer.rows)))
+
+
+async def read_completions(
+    files: Sequence[CalibrationFile],
+    setups: Sequence[EngineSetup],
+    checkpoint: Path,
+    site: CalibrationSite,
+    *,
+    slow_rows: int,
+) -> list[Path]:
+    """A file of measurements for each file of completions and each class of engine here. LocalError: no setup runs.
+
+    Every class reads every completion once, split among its setups; one that imitates bfloat16 reads the first
+    `slow_rows` of each file only.
+    """
+    paths: dict[tuple[Digest, EngineClass], Path] = {}
+    with ExitStack() as stack:
+        writers: dict[tuple[Digest, EngineClass], CalibrationWriter] = {}
+        for setup in setups:
+            alike = [other for other in setups if other.kind == setup.kind]
+            try:
+                async with open_setup(setup, checkpoint, site) as (process, engine):
+                    for file in files:
+                        wanted = (file.digest, engine.engine_class)
+                        if wanted not in writers:
+                            paths[wanted] = name_measurements(site, file, engine.engine_class)
+                            header = replace(
+                                file.header,
+                                author=site.key.node,
+                                made_at_ms=site.now_ms,
+                                reader=engine,
+                                source=file.digest,
+                            )
+                            writers[wanted] = stack.enter_context(CalibrationWriter(paths[wanted], header, site.key))
+                        last = slow_rows if setup.reads_one_in > 1 else file.rows
+                        rows = range(alike.index(setup), min(last, file.rows), len(alike))
+                        await read_part(file, rows, process, writers[wanted])
+            except LocalError as error:
+                site.print_line(f"left out {setup}: {error}")
+            else:
+                site.print_line(f"read by {setup}")
+        if not any(writer.rows for writer in writers.values()):
+            raise LocalError("no setup of this machine can run the model; the lines above say why")
+    return [path for wanted, path in paths.items() if writers[wanted].rows]
+
+
+def name_measurements(site: CalibrationSite, file: CalibrationFile, reader: EngineClass) -> Path:
+    plain = site.name_file(reader, "measurements")
+    return plain.with_name(f"{file.digest.hex()[:12]}-{plain.name}")
+
+
+async def read_part(file: CalibrationFile, rows: range, process: EngineProcess, writer: CalibrationWriter) -> None:
+    """These rows of the file, in blocks, each in another order than it was written: other rows stand beside each."""
+    for number, block in enumerate(split_blocks(file, rows)):
+        mixed = random.Random(number).sample(block, len(block))
+        for row in await process.check(mixed, file.header.model.sampling, DECOY_SEED):
+            writer.add_measurement(row)
+
+
+def split_blocks(file: CalibrationFile, rows: range) -> Iterator[list[ClaimedRow]]:
+    block: list[ClaimedRow] = []
+    tokens = 0
+    for place, claim in enumerate(file.iterate_claims()):
+        if place not in rows:
+            continue
+        length = len(claim.sequence.prompt) + len(claim.sequence.output)
+        if block and (len(block) == ROWS_AT_ONCE or tokens + length > BLOCK_TOKENS):
+            yield block
+            block, tokens = [], 0
+        block.append(claim)
+        tokens += length
+    if block:
+        yield block
 
 
 def make_requests(plan: CalibrationPlan, number: int) -> list[GenerateRequest]:
@@ -201,14 +296,12 @@ def make_requests(plan: CalibrationPlan, number: int) -> list[GenerateRequest]:
 
 
 async def generate_claims(
-    process: EngineProcess, orders: list[GenerateRequest], sampling: Sampling
+    process: EngineProcess, orders: Sequence[GenerateRequest], sampling: Sampling
 ) -> list[ClaimedRow]:
     claims: list[ClaimedRow] = []
-    for start in range(0, len(orders), ROWS_AT_ONCE):
-        part = orders[start : start + ROWS_AT_ONCE]
-        for order, done in zip(part, await process.generate(part, sampling), strict=True):
-            text = TokenSequence(number=order.number, prompt=order.prompt, output=done.tokens, seed=order.seed)
-            claims.append(ClaimedRow(sequence=text, logprobs=done.logprobs, proofs=done.proofs))
+    for order, done in zip(orders, await process.generate(orders, sampling), strict=True):
+        text = TokenSequence(number=order.number, prompt=order.prompt, output=done.tokens, seed=order.seed)
+        claims.append(ClaimedRow(sequence=text, logprobs=done.logprobs, proofs=done.proofs))
     return claims
 
 

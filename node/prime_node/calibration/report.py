@@ -5,13 +5,9 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from prime_node.calibration.fit import (
-    CalibrationTarget,
-    FloatArray,
-    PairNoise,
-    collect_completion_noise,
-    measure_spread,
-)
+from prime_node.calibration.fit import CalibrationTarget, measure_spread
+from prime_node.calibration.noise import FloatArray, PairNoise, collect_completion_noise
+from prime_protocol.proofs.class_bounds import BOUNDED_NUMBERS, ClassBounds, format_class_bounds
 from prime_protocol.proofs.tolerance import Tolerance
 from prime_runtime.settings.flags import render_config
 
@@ -40,6 +36,8 @@ class CalibratedTerms:
     """On what the tolerance was measured."""
     calibrated_at_ms: int
     """When, in Unix milliseconds."""
+    class_bounds: tuple[str, ...]
+    """Bounds of each pair of engine classes, generating and judging, where they differ from the tolerance."""
     tolerance: Tolerance
 
 
@@ -89,7 +87,7 @@ def list_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) -> list[list[
 
 def list_completion_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) -> dict[str, float]:
     """The measured noise of whole completions; empty where no reader measured in two precisions."""
-    known = [each for each in (collect_completion_noise(noise.rows, tolerance) for noise in noises) if len(each.noise)]
+    known = [each for each in (collect_completion_noise(noise, tolerance) for noise in noises) if len(each.noise)]
     if not known:
         return {}
     spread, spread_chunk = measure_spread(known)
@@ -100,18 +98,39 @@ def list_completion_bounds(tolerance: Tolerance, noises: Sequence[PairNoise]) ->
     }
 
 
+def list_pair_bounds(default: Tolerance, table: ClassBounds) -> tuple[list[str], list[list[str]]]:
+    """Columns and rows: the default of each number, and what each pair has of it. Classes are numbered from 1."""
+    pairs = [f"{pair.generating + 1} → {pair.judging + 1}" for pair in table.pairs]
+    rows = [
+        [name, f"{getattr(default, name):g}", *(f"{pair.numbers[place]:g}" for pair in table.pairs)]
+        for place, name in enumerate(BOUNDED_NUMBERS)
+    ]
+    return ["bound", "default", *pairs], rows
+
+
 def render_toml(
-    tolerance: Tolerance, target: CalibrationTarget, noises: Sequence[PairNoise], *, model: str, at_ms: int
+    default: Tolerance,
+    table: ClassBounds,
+    target: CalibrationTarget,
+    pairs: Sequence[tuple[str, int]],
+    *,
+    model: str,
+    at_ms: int,
 ) -> str:
-    """For `prime-coordinator run create --terms`."""
-    chunks = sum(len(noise.exponents) for noise in noises)
+    """For `prime-coordinator run create --terms`. `pairs` are names and numbers of chunks."""
+    chunks = sum(count for _, count in pairs)
+    listed = "".join(f"#   {name}: {count} chunks\n" for name, count in pairs)
     head = (
-        f"# Measured by prime-node calibrate on {model}\n"
-        f"# from {chunks} comparisons of honest chunks: {', '.join(noise.pair for noise in noises)}.\n"
+        f"# Measured by prime-node calibrate on {model}:\n{listed}"
         f"# Chance that one honest chunk, completion or file is above one bound: {target.false_rejects:g}, with a\n"
         f"# confidence of {target.confidence:g}. Means hold for files of {target.file_tokens} tokens or more.\n\n"
     )
-    names = [f"tolerance.{field.name}" for field in fields(Tolerance)]
-    name = f"{model}, {tolerance.precision}, {chunks} chunks, {len(noises)} pairings"[:CALIBRATION_CHARS_MAX]
-    terms = CalibratedTerms(calibration=name, calibrated_at_ms=at_ms, tolerance=tolerance)
+    names = ["class_bounds", *(f"tolerance.{field.name}" for field in fields(Tolerance))]
+    name = f"{model}, {default.precision}, {chunks} chunks, {len(pairs)} pairings"[:CALIBRATION_CHARS_MAX]
+    terms = CalibratedTerms(
+        calibration=name,
+        calibrated_at_ms=at_ms,
+        class_bounds=tuple(format_class_bounds(table, default)),
+        tolerance=default,
+    )
     return head + render_config(terms, always=names).lstrip("\n")

@@ -13,22 +13,22 @@ from prime_node.calibration.fit import (
     ERROR_FLOOR,
     USUAL_ONE_IN,
     CalibrationTarget,
-    PairNoise,
     bound_count,
     bound_extreme,
     bound_margin_factor,
     bound_mean,
     bound_usual,
-    collect_noise,
     count_quantile,
     fit_margins,
     fit_tolerance,
     round_up,
 )
+from prime_node.calibration.noise import PairNoise, collect_noise
 from prime_node.calibration.report import COLUMNS, list_bounds, list_noise, render_toml
 from prime_node.engine.measurement import RowMeasurement, split_spans
 from prime_protocol.constants import MARGIN_RATE_MAX
 from prime_protocol.errors import LocalError
+from prime_protocol.proofs.class_bounds import ClassBounds, EngineClass, PairBounds
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_protocol.proofs.toploc_verify import ChunkReport
 
@@ -274,7 +274,13 @@ def test_the_file_is_what_a_run_takes(tmp_path: Path) -> None:
     noises = [make_noise("torch float32 → vllm float32", 1.0)]
     tolerance = fit_tolerance(noises, CalibrationTarget(), precision=Precision.FLOAT32, hidden=64)
     path = tmp_path / "terms.toml"
-    path.write_text(render_toml(tolerance, CalibrationTarget(), noises, model="a model", at_ms=1_700_000_000_000))
+    pair = PairBounds.of(0, 1, replace(tolerance, margin_max=tolerance.margin_max / 2))
+    table = ClassBounds(classes=(EngineClass("a"), EngineClass("b")), pairs=(pair,))
+    path.write_text(
+        render_toml(
+            tolerance, table, CalibrationTarget(), [(noises[0].pair, 2000)], model="a model", at_ms=1_700_000_000_000
+        )
+    )
     assert tomllib.loads(path.read_text())["tolerance"]["precision"] == "float32"
     flags = {
         "trainer": "0x" + "11" * 20,
@@ -285,7 +291,7 @@ def test_the_file_is_what_a_run_takes(tmp_path: Path) -> None:
         "model_files": "0x" + "22" * 32,
     }
     terms = read_terms(flags, {}, path, None, is_devnet=False)
-    assert terms.tolerance == tolerance
+    assert (terms.tolerance, terms.class_bounds) == (tolerance, table)
     assert (terms.calibration, terms.calibrated_at_ms) == (
         "a model, float32, 2000 chunks, 1 pairings",
         1_700_000_000_000,
@@ -301,6 +307,6 @@ def test_the_tables_name_every_pairing_and_every_bound() -> None:
     tolerance = fit_tolerance(noises, CalibrationTarget(), precision=Precision.FLOAT32, hidden=64)
     seen_twice = {"noise_typical", "noise_spread", "noise_spread_chunk"}
     assert {row[0] for row in list_bounds(tolerance, noises)} == set(Tolerance.__slots__) - {"precision"} - seen_twice
-    spans = [span._replace(own_logprob_error_sum=0.1, own_mantissa_error_mean=0.5) for span in noises[1].rows[0].spans]
-    twice = replace(noises[1], rows=tuple(replace(row, spans=tuple(spans)) for row in noises[1].rows))
+    own = np.full(len(noises[1].exponents), 0.1)
+    twice = replace(noises[1], own_logprobs=own, own_mantissas=own)
     assert {row[0] for row in list_bounds(tolerance, [twice])} == set(Tolerance.__slots__) - {"precision"}

@@ -4,14 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from prime_node.calibration.fit import (
-    CompletionNoise,
-    bound_evidence_factor,
-    collect_completion_noise,
-    fit_noise,
-    measure_spread,
-    widen_spread,
-)
+from prime_node.calibration.fit import bound_evidence_factor, fit_noise, measure_spread, widen_spread
+from prime_node.calibration.noise import CompletionNoise, collect_completion_noise, collect_noise
 from prime_node.engine.measurement import RowMeasurement
 from prime_protocol.constants import EVIDENCE_FRAUDULENT
 from prime_protocol.proofs.evidence import Deviation, EvidenceCounter, ReplayedChunk, compute_noise_deviation
@@ -51,6 +45,10 @@ def draw(seed: int, rows: int, *, level: float = 1.0, text: float = 0.02, chunk:
     return drawn
 
 
+def collect(rows: list[RowMeasurement]) -> CompletionNoise:
+    return collect_completion_noise(collect_noise("a → b", rows), Tolerance())
+
+
 def judge(rows: list[RowMeasurement], tolerance: Tolerance) -> list[int]:
     """The evidence of each file of eight completions."""
     marks = [mark for row in rows if (mark := compute_noise_deviation(row.spans, row.chunks, tolerance)) is not None]
@@ -67,7 +65,7 @@ def sum_file(marks: list[Deviation]) -> int:
 
 
 def test_honest_files_stay_far_below_and_noise_that_never_stands_out_is_seen() -> None:
-    tolerance = Tolerance(**fit_noise([collect_completion_noise(draw(1, 600), Tolerance())], z=Z))
+    tolerance = Tolerance(**fit_noise([collect(draw(1, 600))], z=Z))
     assert 1.0 <= tolerance.noise_typical <= 1.02
     assert 0.015 < tolerance.noise_spread < 0.03
     assert 0.08 < tolerance.noise_spread_chunk < 0.12
@@ -77,7 +75,7 @@ def test_honest_files_stay_far_below_and_noise_that_never_stands_out_is_seen() -
 
 def test_all_pairings_keep_the_bet_whichever_is_the_noisiest() -> None:
     quiet, loud, uneven = (
-        collect_completion_noise(draw(seed, 300, level=level, text=text), Tolerance())
+        collect(draw(seed, 300, level=level, text=text))
         for seed, level, text in ((4, 0.6, 0.02), (5, 1.0, 0.02), (6, 0.98, 0.08))
     )
     found = fit_noise([quiet, loud, uneven], z=Z)
@@ -90,10 +88,10 @@ def test_all_pairings_keep_the_bet_whichever_is_the_noisiest() -> None:
 
 
 def test_fresh_completions_keep_the_bet_however_few_were_measured() -> None:
-    fresh = collect_completion_noise(draw(999, 1_500), Tolerance())
+    fresh = collect(draw(999, 1_500))
     for rows in (100, 400):
         for seed in range(4):
-            found = fit_noise([collect_completion_noise(draw(seed, rows), Tolerance())], z=Z)
+            found = fit_noise([collect(draw(seed, rows))], z=Z)
             assert (
                 bound_evidence_factor(
                     fresh, found["noise_typical"], found["noise_spread"], found["noise_spread_chunk"], 0.0
@@ -118,5 +116,5 @@ def test_texts_that_were_read_once_say_nothing() -> None:
         )
         for row in draw(9, 10)
     ]
-    assert len(collect_completion_noise(once, Tolerance()).noise) == 0
-    assert fit_noise([collect_completion_noise(once, Tolerance())], z=Z) == {}
+    assert len(collect(once).noise) == 0
+    assert fit_noise([collect(once)], z=Z) == {}
