@@ -8,16 +8,18 @@ submission writes is its own entries, its part of the entry that it shares, and 
 heads, rounds, checkpoints, payouts, snapshots. Each larger size is measured half a snapshot interval
 after its round number, so that a restart has entries to replay. A restart opens the coordinator in a new process, on
 the files of one that did not stop; it is measured in CPU seconds, imports included. `--large` adds 10^7 entries.
+With `--folder` the log stays there, and a later run continues it: it measures the sizes that are not measured yet.
 """
 
 import asyncio
+import json
 import resource
 import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmark import BenchmarkParser, print_result
@@ -25,9 +27,10 @@ from benchmark import BenchmarkParser, print_result
 from prime_coordinator.app import CoordinatorServer
 from prime_coordinator.config import CoordinatorConfig, LogWriterConfig
 from prime_coordinator.home import CoordinatorHome, database_url
+from prime_coordinator.log.replay import recover_ledger
 from prime_coordinator.log.snapshots import SnapshotWriter
 from prime_coordinator.log.store import LogStore, open_log_store
-from prime_coordinator.log.tree import LogTree
+from prime_coordinator.log.tree import ENTRIES_PER_READ, LogTree
 from prime_coordinator.log.verify import VerifyOptions, verify_log
 from prime_coordinator.log.writer import LogWriter
 from prime_protocol.constants import PROTOCOL_VERSION
@@ -40,6 +43,7 @@ from prime_protocol.wire.codec import decode
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.messages import Heartbeat, NodeActivity
 from prime_runtime.clock import SystemClock
+from prime_runtime.files import write_atomic
 from support.core_network import SECOND_MS, Scene
 from support.ledger_network import CHAIN_SECRET, DAY_MS, NETWORK, RANDOMNESS, RUN, STAKE, TOKEN, World, digest
 from support.log_store import LOG_KEY, VERIFIER
@@ -74,11 +78,23 @@ class Written:
     entries: Counter[str] = field(default_factory=Counter)
     """By kind."""
     bytes: Counter[str] = field(default_factory=Counter)
+    size: int = 0
+    """Entries of the log, those that populated it included."""
     submissions: int = 0
     unaudited: int = 0
 
+    @classmethod
+    def load(cls, path: Path) -> "Written":
+        counts = json.loads(path.read_text())
+        entries, sizes = Counter(counts.pop("entries")), Counter(counts.pop("bytes"))
+        return cls(entries, sizes, **counts)
+
+    def save(self, path: Path) -> None:
+        write_atomic(path, json.dumps(vars(self)).encode())
+
     def read(self, leaf: bytes) -> None:
         _, payload = decode_leaf(leaf)
+        self.size += 1
         self.entries[payload.kind] += 1
         self.bytes[payload.kind] += len(leaf)
         self.submissions += payload.kind == e.Submitted.__name__
@@ -97,11 +113,51 @@ class Network:
 
     def __init__(self, folder: Path, workers: int, snapshot_entries: int) -> None:
         home = CoordinatorHome(folder)
-        folder.mkdir(parents=True)
-        home.randomness_key.write_text(CHAIN_SECRET.hex())
         self.config = CoordinatorConfig(folder=folder, network=str(NETWORK))
-        self.store: LogStore = open_log_store(database_url(self.config))
-        tree = LogTree(home.mirror, self.store.read_blocking)
+        self.workers = [f"worker-{number}" for number in range(workers)]
+        self.seen: dict[str, int] = {}
+        self.open: dict[Digest, None] = {}
+        self.counts = folder / "written.json"
+        self.snapshots = SnapshotWriter(home.mirror, NETWORK, entries=snapshot_entries)
+        if self.counts.exists():
+            self._continue(home)
+        else:
+            self._start(home)
+
+    def _start(self, home: CoordinatorHome) -> None:
+        self.config.folder.mkdir(parents=True)
+        home.randomness_key.write_text(CHAIN_SECRET.hex())
+        self._open_log(home, LogTree(home.mirror, self._open_store().read_blocking))
+        self.written = Written()
+        self.scene = Scene(self._make_world())
+        for number, name in enumerate(self.workers):
+            self._join(name, f"10.0.{number // WORKERS_PER_GROUP}")
+        asyncio.run(self._flush())
+        self.written = Written(size=self.size)
+        self.written.save(self.counts)
+
+    def _continue(self, home: CoordinatorHome) -> None:
+        """From what an earlier run has left on disk."""
+        world, store = World(), self._open_store()
+        parties = {"network": NETWORK, "coordinator": world.id("coordinator"), "log_key": VERIFIER}
+        world.ledger, tree = asyncio.run(recover_ledger(store, home.mirror, **parties))
+        world.now_ms = world.state.at_ms
+        for name in ("trainer", "sponsor", *self.workers, *(f"val-{number}" for number in range(VALIDATORS))):
+            world.key(name)
+        self._open_log(home, tree)
+        asyncio.run(self.log.open_mirror())
+        self.scene = Scene(world)
+        self.open = {name: None for name, known in self.scene.run.submissions.items() if known.outcome is None}
+        self.written = Written.load(self.counts)
+        for start in range(self.written.size, self.size, ENTRIES_PER_READ):
+            for leaf in store.read_blocking(start, min(self.size, start + ENTRIES_PER_READ)):
+                self.written.read(leaf)
+
+    def _open_store(self) -> LogStore:
+        self.store = open_log_store(database_url(self.config))
+        return self.store
+
+    def _open_log(self, home: CoordinatorHome, tree: LogTree) -> None:
         self.log = LogWriter(
             self.store,
             home.mirror,
@@ -112,16 +168,6 @@ class Network:
             config=LogWriterConfig(batch_ms=0),
             on_head=lambda note, size: None,
         )
-        self.snapshots = SnapshotWriter(home.mirror, NETWORK, entries=snapshot_entries)
-        self.workers = [f"worker-{number}" for number in range(workers)]
-        self.seen: dict[str, int] = {}
-        self.open: dict[Digest, None] = {}
-        self.written = Written()
-        self.scene = Scene(self._make_world())
-        for number, name in enumerate(self.workers):
-            self._join(name, f"10.0.{number // WORKERS_PER_GROUP}")
-        asyncio.run(self._flush())
-        self.written = Written()
 
     def _make_world(self) -> World:
         world, zeros = World(), NodeId(bytes(20))
@@ -198,6 +244,7 @@ class Network:
         await self.log.flush()
         await self.log.sign_head()
         leaves.clear()
+        self.written.save(self.counts)
 
     def add_nodes(self, count: int) -> None:
         """Put idle workers into the state, but not into the log: signing them would take minutes."""
@@ -264,36 +311,58 @@ def time_restart(folder: Path, size: int) -> float:
 # --- Everything -------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What was measured at one size."""
+
+    entries: int
+    restart_s: float
+    verify_mb: float
+    verified_per_s: float
+    database_mb: float
+
+
+def measure_size(network: Network, processes: int) -> Measured:
+    home = CoordinatorHome(network.config.folder)
+    restart_s = time_restart(home.folder, network.size)
+    _, rate, verify_mb = call("--verify", home.mirror, "--processes", processes)
+    return Measured(network.size, restart_s, verify_mb, rate, home.database.stat().st_size / 1e6)
+
+
 def measure(root: Path, sizes: list[int], workers: int, nodes: int, snapshot_entries: int, processes: int) -> None:
-    small = Network(root / "small", min(SMALL_NODES, workers), snapshot_entries)
+    network = Network(root / "large", workers, snapshot_entries)
+    results = root / "measured.json"
+    known = {each["entries"]: Measured(**each) for each in json.loads(results.read_text())} if results.exists() else {}
+    print(f"{'entries':>12}{'restart, CPU s':>16}{'verify RSS, MB':>16}{'verified/s':>12}{'log.db, MB':>12}")
+    for size in sizes:
+        if network.size < size or not known:
+            asyncio.run(network.grow(size + (snapshot_entries // 2 if size >= snapshot_entries else 0)))
+            known[network.size] = measure_size(network, processes)
+            write_atomic(results, json.dumps([asdict(each) for each in known.values()]).encode())
+    for each in known.values():
+        print(
+            f"{each.entries:>12,}{each.restart_s:>16.2f}{each.verify_mb:>16.0f}{each.verified_per_s:>12,.0f}"
+            f"{each.database_mb:>12.0f}",
+            flush=True,
+        )
+    small = Network(root / f"small {time.time_ns()}", min(SMALL_NODES, workers), snapshot_entries)
     asyncio.run(small.grow(sizes[0]))
     beats_us = [small.time_heartbeat()]
-    network = Network(root / "large", workers, snapshot_entries)
-    restarts: list[float] = []
-    print(f"{'entries':>12}{'restart, CPU s':>16}{'verify RSS, MB':>16}{'verified/s':>12}{'log.db, MB':>12}")
-    for number, size in enumerate(sizes):
-        asyncio.run(network.grow(size + (snapshot_entries // 2 if size >= snapshot_entries else 0)))
-        restarts.append(time_restart(network.config.folder, network.size))
-        _, rate, rss_mb = call("--verify", CoordinatorHome(network.config.folder).mirror, "--processes", processes)
-        megabytes = CoordinatorHome(network.config.folder).database.stat().st_size / 1e6
-        print(
-            f"{network.size:>12,}{restarts[number]:>16.2f}{rss_mb:>16.0f}{rate:>12,.0f}{megabytes:>12.0f}", flush=True
-        )
     network.add_nodes(nodes - workers)
     beats_us.append(network.time_heartbeat())
     print(f"heartbeat with outcomes: {beats_us[0]:.1f} us at {sizes[0]:,} entries and {len(small.workers)} nodes,")
     print(f"  {beats_us[1]:.1f} us at {network.size:,} entries and {nodes:,} nodes")
-    written = network.written
+    written, first, last = network.written, known[min(known)], known[max(known)]
     each, all_ = written.entries.total() / written.submissions, written.bytes.total() / written.submissions
     print(f"{written.submissions:,} submissions, {1 - written.unaudited / written.submissions:.1%} audited:")
     print(f"  {all_:.0f} bytes and {each:.2f} entries each, audits included")
     print_result(
-        restart_growth=f"{restarts[-1] / restarts[0]:.2f}",
+        restart_growth=f"{last.restart_s / first.restart_s:.2f}",
         poll_growth=f"{beats_us[1] / beats_us[0]:.2f}",
-        verify_rss_mb=f"{rss_mb:.0f}",
+        verify_rss_mb=f"{last.verify_mb:.0f}",
         bytes_per_submission=f"{written.count_per_unaudited(written.bytes):.0f}",
         entries_per_submission=f"{written.count_per_unaudited(written.entries):.2f}",
-        sync_entries_per_s=f"{rate:.0f}",
+        sync_entries_per_s=f"{last.verified_per_s:.0f}",
     )
 
 
@@ -305,7 +374,9 @@ def main() -> int:
     parser.add_size("--snapshot-entries", 50_000, 500, "entries between two snapshots")
     parser.add_size("--processes", 2, 1, "that verify signatures")
     parser.add_argument("--large", action="store_true", help="also 10^7 entries: hours, and 20 GB of disk")
-    parser.add_argument("--folder", type=Path, help="where to write; a temporary folder if not given")
+    parser.add_argument(
+        "--folder", type=Path, help="where the log is kept, and continued; a temporary folder if not given"
+    )
     parser.add_argument("--restart", type=Path, help="only open the coordinator in this folder")
     parser.add_argument("--verify", type=Path, help="only verify this mirror")
     flags = parser.parse()
@@ -316,8 +387,9 @@ def main() -> int:
         verify_copy(flags.verify, flags.processes)
         return 0
     sizes = [int(size) for size in flags.entries.split(",")] + ([LARGE] if flags.large else [])
-    with tempfile.TemporaryDirectory(dir=flags.folder) as root:
-        measure(Path(root), sizes, flags.workers, flags.nodes, flags.snapshot_entries, flags.processes)
+    with tempfile.TemporaryDirectory() as temporary:
+        root = flags.folder or Path(temporary)
+        measure(root, sizes, flags.workers, flags.nodes, flags.snapshot_entries, flags.processes)
     return 0
 
 

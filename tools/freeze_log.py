@@ -22,7 +22,7 @@ import zstandard
 from oracle.make_ledger_vectors import summarise, tell, tell_on_chain
 from prime_protocol.constants import LOG_ENTRY_BYTES_MAX
 from prime_protocol.ledger.replay import ENTRY_RULES, Ledger, replay
-from prime_protocol.ledger.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
+from prime_protocol.ledger.snapshots.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from prime_protocol.wire.ids import NetworkId
 from support.ledger_network import NETWORK, log_key

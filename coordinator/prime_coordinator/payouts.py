@@ -71,6 +71,7 @@ class PayoutScheduler:
         run = self._entry_writer.state.runs[name]
         # The ledger may drop the step's submissions with this entry.
         names = [each for each in run.steps[number].submissions if each not in run.findings]
+        run.submissions.unpack(names)
         submissions = {each: run.submissions[each] for each in names}
         self._entry_writer.append_own(PaidOut(step=number), name, now_ms)
         self._updates.record_payout(name, submissions)

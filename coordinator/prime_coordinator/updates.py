@@ -4,7 +4,7 @@ Every entry passes through `record`, so a reply costs what is new, not what is i
 gives the present stage of every submission that it still has; nodes and trainers hear those again, which is harmless.
 """
 
-from collections import deque
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import islice
 
@@ -76,18 +76,19 @@ class SubmissionUpdates:
         """The first rejection of each submission that has not ended."""
         self._accepted: dict[RunId, dict[Digest, int]] = {}
         """Credited submissions that no checkpoint was trained on, with their numbers."""
-        self._recovered: dict[tuple[RunId, NodeId], deque[Digest]] = {}
+        self._recovered: dict[tuple[RunId, NodeId], list[Digest]] = {}
         """The newest submissions that the start found in the state. The updates of a node are made when they are first
         needed: a state has up to a million submissions, and a start should not wait for that."""
         for name in ledger.state.runs:
             self._recover(name)
 
     def _recover(self, name: RunId) -> None:
-        for submission, known in self._ledger.state.runs[name].submissions.items():
-            recovered = self._recovered.get((name, known.node))
-            if recovered is None:
-                recovered = self._recovered[(name, known.node)] = deque(maxlen=UPDATES_KEPT_MAX)
-            recovered.append(submission)
+        run, found = self._ledger.state.runs[name], defaultdict[NodeId, list[Digest]](list)
+        for submission, node in run.submissions.iter_labels():
+            found[node].append(submission)
+        for node, names in found.items():
+            self._recovered[(name, node)] = names[-UPDATES_KEPT_MAX:]
+        for submission, known in run.list_recent():
             if known.credited and self._is_open(name, submission):
                 self._add_credited(name, submission)
 
@@ -210,6 +211,7 @@ class SubmissionUpdates:
         if recovered is None:
             return
         known = self._ledger.state.runs[run].submissions
+        known.unpack(name for name in recovered if name in known)
         self._unread[(run, node)] = {
             name: self._make_update(run, name, number)
             for number, name in enumerate(recovered, self._recovered_number + 1)

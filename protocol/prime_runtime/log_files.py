@@ -16,7 +16,7 @@ from aiohttp import web
 
 from prime_protocol.constants import DIGEST_BYTES, LOG_ENTRY_BYTES_MAX, NOTE_BYTES_MAX, TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.snapshot import compute_snapshot_digest, decode_snapshot, encode_snapshot
+from prime_protocol.ledger.snapshots.snapshot import compute_snapshot_digest, decode_snapshot, encode_snapshot
 from prime_protocol.ledger.state import LedgerState
 from prime_protocol.log.tiles import (
     CHECKPOINT_PATH,
@@ -148,7 +148,7 @@ def read_local_snapshot(path: Path, network: NetworkId) -> LedgerState | None:
         data = path.read_bytes()
         if data[:DIGEST_BYTES] != compute_snapshot_digest(data[DIGEST_BYTES:]):
             raise RemoteError("snapshot", "is damaged")
-        return decode_snapshot(network, data[DIGEST_BYTES:])
+        return decode_snapshot(network, data[DIGEST_BYTES:], is_canonical=True)
     except FileNotFoundError:
         return None
     except (OSError, RemoteError) as error:

@@ -17,7 +17,7 @@ from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role, RunStatus
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.ledger.rewards import compute_refund_nano
-from prime_protocol.ledger.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
+from prime_protocol.ledger.snapshots.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
 from prime_protocol.ledger.terms import SlashDestination
 from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.proofs.class_bounds import parse_class_bounds

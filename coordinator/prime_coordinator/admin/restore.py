@@ -150,11 +150,10 @@ def restore_mirror(
         copy_keys(keys, draft)
         _check_keys(config, verified, draft)
         _fill_database(config, draft, verified.head.size, at_ms=state.at_ms)
-    unsettled = [each for run in state.runs.values() for each in run.submissions.values() if each.outcome is None]
     return RestoredMirror(
         entries=verified.head.size,
         at_ms=state.at_ms,
-        open_files=len(unsettled),
+        open_files=sum(len(run.unsettled) for run in state.runs.values()),
         has_settings=settings.parent != draft,
     )
 

@@ -42,7 +42,7 @@ from prime_explorer.pages.live import (
     ValueTotals,
 )
 from prime_protocol.errors import LocalError, RemoteError
-from prime_protocol.ledger.state import RunState, SubmissionState
+from prime_protocol.ledger.state import LedgerState, RunState
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
 from prime_runtime.clock import Clock
 from prime_runtime.model_files import ModelFiles
@@ -173,7 +173,7 @@ def _make_promise(row: dict[str, Any]) -> ChainPromise:
 
 def make_status(core: Core, network: NetworkId, now_ms: int) -> StatusView:
     state, funds = core.state, core.state.funds
-    work = Counter(_get_progress(each) for run in state.runs.values() for each in run.submissions.values())
+    work = _count_submissions(state)
     return StatusView(
         network=network,
         coordinator=str(state.coordinator),
@@ -223,10 +223,16 @@ def count_nodes(core: Core) -> NodeCounts:
     return NodeCounts(registered=registered, online=online, late=late, lost=registered - online - late)
 
 
-def _get_progress(submission: SubmissionState) -> str:
-    if submission.outcome is not None:
-        return PROGRESS[submission.outcome]
-    return "auditing" if submission.rounds else "waiting"
+def _count_submissions(state: LedgerState) -> Counter[str]:
+    """By progress; those that are settled since the log began."""
+    counts = Counter[str]()
+    for run in state.runs.values():
+        for name in run.unsettled:
+            counts["auditing" if run.submissions[name].rounds else "waiting"] += 1
+    for node in state.nodes.values():
+        for outcome, settled in node.settled.items():
+            counts[PROGRESS[outcome]] += settled
+    return counts
 
 
 def _make_live_run(core: Core, name: RunId, run: RunState, now_ms: int) -> LiveRun:

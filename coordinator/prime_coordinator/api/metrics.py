@@ -65,9 +65,7 @@ class CoordinatorMetrics:
             known = len(state.nodes) - sum(counts.values()) if phase is NodePhase.LOST else counts.get(phase, 0)
             self._nodes.at(phase=phase).set(known)
         self._leases.set(sum(len(run.leases) for run in state.runs.values()))
-        self._submissions.set(
-            sum(submission.outcome is None for run in state.runs.values() for submission in run.submissions.values())
-        )
+        self._submissions.set(sum(len(run.unsettled) for run in state.runs.values()))
         self._void_roots.set(sum(row["void"] for row in self._settlement.describe().get("promises", ())))
         await self._disk.update()
         return await self._metrics.handle(request)

@@ -78,10 +78,10 @@ class AuditScheduler:
         self.just_upheld: list[tuple[RunId, SubmissionState]] = []
         """Findings that were upheld: their slots are open again."""
         for name, run in entry_writer.state.runs.items():
-            for submission, known in run.submissions.items():
-                is_done = known.outcome is not None and known.credited
-                if not is_done or submission in run.slashes or submission in run.findings:
-                    self._recover(AuditCase.of(entry_writer.state, name, submission))
+            # Those that the snapshot packs are accepted and credited: only a finding or an appeal can touch them.
+            open_ = [each for each, known in run.submissions.list_unpacked() if not known.is_closed]
+            for submission in dict.fromkeys([*open_, *run.slashes, *run.findings]):
+                self._recover(AuditCase.of(entry_writer.state, name, submission))
 
     def _recover(self, case: AuditCase) -> None:
         """Continue a submission where the log left it."""
@@ -334,7 +334,9 @@ class AuditScheduler:
         if case.submission.outcome is Outcome.FRAUDULENT:
             self.just_upheld.append((case.run_name, case.submission))
             # Its slots are open again: another accepted answer to them can be credited.
-            for name in case.run.steps[case.submission.step].submissions:
+            answers = case.run.steps[case.submission.step].submissions
+            case.run.submissions.unpack(answers)
+            for name in answers:
                 other = case.run.submissions[name]
                 if other.outcome is Outcome.ACCEPT and not other.credited:
                     self.mark_ready(case.run_name, name)

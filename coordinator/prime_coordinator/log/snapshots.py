@@ -19,7 +19,7 @@ from prime_protocol.constants import SNAPSHOT_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import SnapshotNoted
 from prime_protocol.ledger.entry_index import decode_leaf
-from prime_protocol.ledger.snapshot import (
+from prime_protocol.ledger.snapshots.snapshot import (
     SNAPSHOT_FORMAT,
     compute_snapshot_digest,
     decode_snapshot,

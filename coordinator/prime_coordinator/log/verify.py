@@ -24,7 +24,7 @@ from prime_protocol.ledger.entries import SnapshotNoted
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.randomness_chain import RandomnessChain
 from prime_protocol.ledger.replay import Ledger, verify_leaf
-from prime_protocol.ledger.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
+from prime_protocol.ledger.snapshots.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
 from prime_protocol.log.merkle import build_consistency_proof, compute_leaf_hash, compute_root, verify_consistency
 from prime_protocol.log.tiles import EntryBundle, Tile, list_new_bundles, list_new_tiles, make_node_reader
 from prime_protocol.log.tree_head import SignedNote, TreeHead, VerifierKey, parse_origin

@@ -133,8 +133,8 @@ class RetentionSchedule:
         for name, run in ledger.state.runs.items():
             for number in run.steps.keys() | {step for step in run.checkpoints if step >= run.oldest}:
                 self._hold(name, number)
-            for submission, known in run.submissions.items():
-                if known.slashed:
+            for submission, known in run.submissions.list_unpacked():
+                if known.slashed:  # so it is open, and was not packed
                     self._held[name][known.step].slashed[submission] = None
             self._release_ended(name)
         self._changes.clear()  # the table had them when their entries were written

@@ -209,7 +209,7 @@ class StepEstimate:
         estimate = cls(max(1.0, TOKENS_PER_SLOT_FIRST * terms.output_tokens_max * terms.samples_per_slot))
         for step in sorted(run.checkpoints):
             estimate.record_checkpoint(run.checkpoints[step].position.at_ms)
-        for submission in run.submissions.values():
+        for _, submission in run.list_recent():
             estimate.record_submission(submission)
         return estimate
 

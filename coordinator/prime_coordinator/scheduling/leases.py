@@ -90,10 +90,10 @@ class LeaseScheduler:
     def _recover(self, name: RunId, run: RunState) -> None:
         for number, lease in run.leases.items():
             self._hold(name, to_lease_entry(number, lease), lease.granted_at_ms)
-        for submission in sorted(run.submissions.values(), key=lambda each: each.position.index):
+        for _, submission in run.list_recent():
             self._measure(run, submission)
-            if submission.outcome is None:
-                self._count_unsettled(name, submission, 1)
+        for each in run.unsettled:
+            self._count_unsettled(name, run.submissions[each], 1)
 
     # --- Requests ---------------------------------------------------------------------------------------------------
 
@@ -334,8 +334,8 @@ class LeaseScheduler:
             known = run.steps.get(step)
             covered = [lease.slot_range() for lease in run.leases.values() if lease.step == step]
             if known is not None:
-                found = (run.submissions[each] for each in known.submissions)
-                covered += [answer.slots for answer in found if answer.outcome is None]
+                unsettled = (run.submissions[each] for each in known.submissions if each in run.unsettled)
+                covered += [answer.slots for answer in unsettled]
             gone = known.held.keys() | known.credited if known else set()
             self._free[key] = FreeSlots(get_step_terms(run, step).slots_per_step, covered, gone)
         return self._free[key]

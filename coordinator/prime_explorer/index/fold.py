@@ -307,10 +307,9 @@ def list_run_records(state: LedgerState, name: NodeId) -> list[dict[str, Any]]:
 
 def get_run_values(state: LedgerState, name: RunId) -> tuple[Any, ...]:
     run = state.runs[name]
-    open_ = sum(each.outcome is None for each in run.submissions.values())
     return (
         str(run.status), encode_json(asdict(run.terms)), run.latest, state.funds.pools[name], len(run.validators),
-        len(run.leases), open_, len(run.slashes), name,
+        len(run.leases), len(run.unsettled), len(run.slashes), name,
     )  # fmt: skip
 
 

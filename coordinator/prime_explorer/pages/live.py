@@ -17,7 +17,7 @@ class NodeCounts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubmissionCounts:
-    """Submissions of steps that are not over, by progress."""
+    """Submissions by progress. The first two count what is open, the others all since the log began."""
 
     waiting: int
     auditing: int

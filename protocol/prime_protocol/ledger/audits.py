@@ -363,6 +363,7 @@ def _apply_outcome(state: LedgerState, run: RunState, name: Digest, outcome: Out
     submission = run.submissions[name]
     step = run.steps[submission.step]
     submission.outcome = outcome
+    run.unsettled.remove(name)
     step.pending -= 1
     step.settled_ms = at_ms
     record_outcome(state, run, submission, outcome)

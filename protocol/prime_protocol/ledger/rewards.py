@@ -257,6 +257,7 @@ def _count_upheld(run: RunState, step: StepState) -> Counter[StakeKey]:
 
 def _find_unresolved(run: RunState, step: StepState) -> Digest | None:
     """A settled submission that still has its credit or its slash to come."""
+    run.submissions.unpack(step.submissions)
     for name in step.submissions:
         submission = run.submissions[name]
         if is_creditable(run, submission) or (submission.outcome is Outcome.FRAUDULENT and not submission.slashed):

@@ -16,6 +16,7 @@ from prime_protocol.ledger.funds import Funds, StakeKey
 from prime_protocol.ledger.randomness import draw_witnesses
 from prime_protocol.ledger.randomness_chain import QUICKNET, RandomnessChain
 from prime_protocol.ledger.run_record import BetSums, RunRecord
+from prime_protocol.ledger.snapshots.packed import PackedMapping
 from prime_protocol.ledger.terms import RunTerms, SlashDestination
 from prime_protocol.ledger.versions.lineage import OpenLineage
 from prime_protocol.ledger.versions.plan import FIRST_RULES, RulesPlan
@@ -181,7 +182,7 @@ class SubmissionState:
     """A submission, from the log's intake to its end.
 
     It is kept until its pay has vested, and most are never drawn. So collections are replaced, never changed: those
-    that have nothing to say share one object. bench/ledger_memory.py measures what a submission takes.
+    that have nothing to say share one object.
     """
 
     node: NodeId
@@ -210,7 +211,7 @@ class SubmissionState:
     is_unwitnessed: bool = False
     """A head over it was not cosigned in time. Its audit is certain then: otherwise a coordinator that dislikes a
     draw could lose the cosignatures and draw again."""
-    rounds: tuple[AuditRoundState, ...] = ()
+    rounds: tuple[AuditRoundState, ...] = field(default=(), metadata={"shared": UNDRAWN})
     evidence: dict[Digest, NodeId] = field(default_factory=lambda: NOTHING)
     """Evidence digests of fraudulent verdicts, and who gave them."""
     outcome: Outcome | None = None
@@ -237,6 +238,15 @@ class SubmissionState:
     @property
     def slots(self) -> range:
         return range(self.first_slot, self.first_slot + self.slots_total)
+
+    @property
+    def is_closed(self) -> bool:
+        """Only its pay, a finding or an appeal can still come: a start need not look at it."""
+        return self.credited and self.outcome is Outcome.ACCEPT and not self.slashed
+
+    @property
+    def label(self) -> NodeId:
+        return self.node
 
 
 @dataclass(slots=True)
@@ -329,7 +339,9 @@ class RunState:
     leases: dict[int, LeaseState] = field(default_factory=dict)
     lease_next: int = 0
     steps: dict[Step, StepState] = field(default_factory=dict)
-    submissions: dict[Digest, SubmissionState] = field(default_factory=dict)
+    submissions: PackedMapping[Digest, SubmissionState] = field(default_factory=PackedMapping)
+    unsettled: set[Digest] = field(default_factory=set)
+    """Those without an outcome."""
     slashes: dict[Digest, SlashState] = field(default_factory=dict)
     findings: dict[Digest, FindingState] = field(default_factory=dict)
     dismissed: dict[Digest, tuple[NodeId, ...]] = field(default_factory=dict)
@@ -391,6 +403,13 @@ class RunState:
 
     def get_terms(self, submission: SubmissionState) -> RunTerms:
         return self.steps[submission.step].terms
+
+    def list_recent(self) -> list[tuple[Digest, SubmissionState]]:
+        """Submissions of the steps that may be leased or trained on, in the order of the log."""
+        first = min(self.oldest, self.latest - self.terms.lag_max)
+        names = [name for step, known in self.steps.items() if step >= first for name in known.submissions]
+        self.submissions.unpack(names)
+        return sorted(((name, self.submissions[name]) for name in names), key=lambda each: each[1].position.index)
 
     def await_head(self, name: Digest, index: int) -> None:
         """The next head that is noted fixes the round of the submission's next draw. `index`: the entry that asks."""

@@ -321,6 +321,8 @@ def submit(state: LedgerState, context: EntryContext, entry: Submitted) -> None:
         output_tokens=entry.output_tokens,
         context_tokens=entry.context_tokens,
     )
+    run.unsettled.add(name)
+    run.unsettled.add(name)
     run.await_head(name, context.index)
 
 

@@ -12,7 +12,7 @@ from prime_coordinator.log.store import open_log_store
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.entries import Role, SnapshotNoted
 from prime_protocol.ledger.replay import Ledger, replay
-from prime_protocol.ledger.snapshot import compute_snapshot_digest, encode_snapshot
+from prime_protocol.ledger.snapshots.snapshot import compute_snapshot_digest, encode_snapshot
 from prime_runtime.log_files import list_snapshots, read_local_snapshot, snapshot_path, write_local_snapshot
 from support.ledger_network import NETWORK, World
 from support.log_store import Rig, make_rig, make_world, recovered

@@ -13,7 +13,7 @@ from prime_explorer.index.store import IndexWriter
 from prime_protocol.constants import TILE_HASHES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.entries import Role, SnapshotNoted
-from prime_protocol.ledger.snapshot import compute_snapshot_digest, encode_snapshot
+from prime_protocol.ledger.snapshots.snapshot import SNAPSHOT_FORMAT, compute_snapshot_digest, encode_snapshot
 from prime_protocol.log.tree_head import ORIGIN_PREFIX, TreeHead, sign_tree_head
 from prime_runtime.log_files import snapshot_path
 from support.ledger_network import NETWORK, World, digest, verifier
@@ -38,7 +38,7 @@ def make_log() -> tuple[World, bytes, list[bytes]]:
     return world, snapshot, heads
 
 
-def note_snapshot(world: World, snapshot: bytes, *, format_: int = 1) -> None:
+def note_snapshot(world: World, snapshot: bytes, *, format_: int = SNAPSHOT_FORMAT) -> None:
     world.coordinate(SnapshotNoted(size=SNAPSHOT_AT, digest=compute_snapshot_digest(snapshot), format=format_))
 
 

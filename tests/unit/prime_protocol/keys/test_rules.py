@@ -18,7 +18,7 @@ from prime_protocol.keys.rotation import (
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Role
 from prime_protocol.ledger.replay import replay
-from prime_protocol.ledger.snapshot import decode_snapshot, encode_snapshot
+from prime_protocol.ledger.snapshots.snapshot import decode_snapshot, encode_snapshot
 from prime_protocol.log.tree_head import SignatureKind, TreeHead, VerifierKey
 from prime_protocol.wire.ids import RunId
 from support.ledger_network import DAY_MS, NETWORK, ON_CHAIN, RUN, TOKEN, World, digest, log_key, verifier

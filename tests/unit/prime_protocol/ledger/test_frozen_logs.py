@@ -10,7 +10,7 @@ from tools.freeze_log import FORMAT, LOGS, compute_state_digest, count_kinds, re
 from oracle.make_ledger_vectors import summarise
 from prime_coordinator.log.verify import VerifyOptions, verify_log
 from prime_protocol.ledger.replay import ENTRY_RULES, replay
-from prime_protocol.ledger.snapshot import SNAPSHOT_FORMAT
+from prime_protocol.ledger.snapshots.snapshot import SNAPSHOT_FORMAT
 from prime_protocol.wire.ids import NetworkId
 from support.log_store import VERIFIER
 from support.mirrors import write_mirror

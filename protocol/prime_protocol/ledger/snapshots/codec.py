@@ -1,40 +1,32 @@
-"""The ledger state as bytes: a versioned canonical form, so that a restart or an auditor need not replay the whole log.
+"""How the dataclasses of the state are written as plain values and read back: one codec for each type annotation.
 
-The form follows from the dataclasses of the state. A dataclass is a map of its fields, and a field that has its default
-value is left out: a release that adds a field with a default still reads older snapshots, and their digests stay valid.
-The order of a mapping is part of the state, because rules may depend on it; a set is sorted. So everyone who folds the
-same entries gets the same bytes, and their digest can stand in the log (`SnapshotNoted`).
+Most of a large state is one mapping of submissions, hundreds of thousands of equal shape. So values are read many at a
+time, a dataclass column by column and nested collections as one: a check of a whole column costs little more than a
+check of one value.
 """
 
 import types
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import msgpack
 
-from prime_protocol.constants import SNAPSHOT_BYTES_MAX
-from prime_protocol.errors import RemoteError, explain_version
-from prime_protocol.ledger.state import LedgerState
+from prime_protocol.errors import RemoteError
+from prime_protocol.ledger.snapshots.packed import LABEL_BYTES, PackedMapping
 from prime_protocol.wire.codec import INT_MAX, INT_MIN, WIRE_TYPE_NAMES, build_scalar_reader
-from prime_protocol.wire.ids import Digest, FixedBytes, NetworkId, hash_bytes
+from prime_protocol.wire.ids import FixedBytes
 
-SNAPSHOT_FORMAT = 1
-"""Of the bytes. A field that is added with a default does not change it; a field that changes its meaning does."""
 ABSENT = object()
 """In place of a field that a map does not have."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateCodec:
-    """How values of one type in the state are written and read.
-
-    Most of a large state is one mapping of submissions, hundreds of thousands of equal shape. So values are read many
-    at a time, a dataclass column by column: a check of a whole column costs little more than a check of one value.
-    """
+    """How values of one type in the state are written and read."""
 
     write: Callable[[Any], Any]
     read_all: Callable[[list[Any]], Iterable[Any]]
@@ -52,62 +44,24 @@ class UnreadableItem(Exception):
         self.problem = problem
 
 
-def encode_snapshot(network: NetworkId, state: LedgerState) -> bytes:
-    """The one encoding of a state."""
-    packed: bytes = msgpack.Packer().pack([SNAPSHOT_FORMAT, network, _get_codec(LedgerState).write(state)])
-    return packed
-
-
-def compute_snapshot_digest(snapshot: bytes) -> Digest:
-    return hash_bytes(snapshot)
-
-
-def decode_snapshot(network: NetworkId, snapshot: bytes, *, is_canonical: bool = False) -> LedgerState:
-    """The state in a snapshot of this network; RemoteError names what is wrong.
-
-    `is_canonical` spares a second encoding, half of the time: for bytes that this party has encoded itself, as their
-    digest shows.
-    """
-    if len(snapshot) > SNAPSHOT_BYTES_MAX:
-        raise RemoteError("snapshot", f"is {len(snapshot)} bytes, the limit is {SNAPSHOT_BYTES_MAX}")
-    try:
-        plain = msgpack.unpackb(snapshot)
-    except (ValueError, msgpack.UnpackException) as error:
-        raise RemoteError("snapshot", f"cannot be read: {str(error) or type(error).__name__}") from None
-    if type(plain) is not list or len(plain) != 3:
-        raise RemoteError("snapshot", "is not a list of format, network and state")
-    if plain[0] != SNAPSHOT_FORMAT:
-        raise RemoteError("snapshot.format", explain_version(plain[0], SNAPSHOT_FORMAT))
-    if plain[1] != network:
-        raise RemoteError("snapshot.network", f"is {plain[1]}, expected {network}")
-    try:
-        state: LedgerState = next(iter(_get_codec(LedgerState).read_all([plain[2]])))
-    except UnreadableItem as error:
-        raise RemoteError(f"snapshot{error.field}", error.problem) from None
-    if not is_canonical and encode_snapshot(network, state) != snapshot:
-        raise RemoteError("snapshot", "is not in the canonical encoding")
-    return state
-
-
-# --- Codecs from annotations ----------------------------------------------------------------------------------------
-
-
 @cache
-def _get_codec(kind: Any) -> StateCodec:
+def get_codec(kind: Any) -> StateCodec:
     origin, arguments = get_origin(kind), get_args(kind)
     if origin is Annotated:
         # The bound belongs to messages. What is in the state has passed it, or was computed.
-        return _get_codec(arguments[0])
+        return get_codec(arguments[0])
     if isinstance(kind, NewType):
-        return _get_codec(kind.__supertype__)
+        return get_codec(kind.__supertype__)
     if origin in (Union, types.UnionType):
         return _build_optional_codec(arguments)
+    if origin is PackedMapping:
+        return _build_packed_codec(get_codec(arguments[0]), get_codec(arguments[1]))
     if origin in (dict, Counter):
         return _build_mapping_codec(origin, arguments)
     if origin in (list, set, frozenset) or (origin is tuple and arguments[1:] == (...,)):
-        return _build_items_codec(origin, _get_codec(arguments[0]))
+        return _build_items_codec(origin, get_codec(arguments[0]))
     if origin is tuple:
-        return _build_pair_codec([_get_codec(argument) for argument in arguments])
+        return _build_pair_codec([get_codec(argument) for argument in arguments])
     if is_dataclass(kind):
         return _build_dataclass_codec(kind)
     return _build_scalar_codec(kind)
@@ -149,7 +103,7 @@ def _build_scalar_codec(kind: Any) -> StateCodec:
 def _build_optional_codec(options: tuple[Any, ...]) -> StateCodec:
     inner = [option for option in options if option is not type(None)]
     assert len(inner) == 1, f"{options}: the only union allowed is X | None"
-    codec = _get_codec(inner[0])
+    codec = get_codec(inner[0])
     return StateCodec(
         lambda value: None if value is None else codec.write(value),
         lambda values: _read_present(values, None, codec, lambda: None),
@@ -181,17 +135,23 @@ def _build_items_codec(kind: Any, item: StateCodec) -> StateCodec:
 
     def read_all(values: list[Any]) -> list[Any]:
         _check_types(values, list, "a list")
-        return [kind(_read_inner(index, value, item, "[{}]".format)) for index, value in enumerate(values)]
+        inner = _read_nested(values, item)
+        return [kind(islice(inner, len(value))) for value in values]
 
     return StateCodec(write, read_all)
 
 
-def _read_inner(index: int, values: list[Any], codec: StateCodec, name: Callable[[int], str]) -> Iterable[Any]:
-    """The values inside the item with this index; `name` says how an error names each."""
+def _read_nested(lists: list[list[Any]], codec: StateCodec) -> Iterator[Any]:
+    """The values of all the lists, read together."""
     try:
-        return codec.read_all(values)
+        return iter(codec.read_all(list(chain.from_iterable(lists))))
     except UnreadableItem as error:
-        raise UnreadableItem(index, name(error.index) + error.field, error.problem) from None
+        place = error.index
+        for index, each in enumerate(lists):
+            if place < len(each):
+                raise UnreadableItem(index, f"[{place}]{error.field}", error.problem) from None
+            place -= len(each)
+        raise
 
 
 def _build_pair_codec(items: list[StateCodec]) -> StateCodec:
@@ -213,30 +173,99 @@ def _build_pair_codec(items: list[StateCodec]) -> StateCodec:
 
 def _build_mapping_codec(kind: Any, arguments: tuple[Any, ...]) -> StateCodec:
     """Keys and values in turn, in the mapping's own order."""
-    key = _get_codec(arguments[0])
-    value = _get_codec(int if kind is Counter else arguments[1])
+    key = get_codec(arguments[0])
+    value = get_codec(int if kind is Counter else arguments[1])
 
     def write(mapping: Any) -> list[Any]:
         return list(chain.from_iterable((key.write(each), value.write(held)) for each, held in mapping.items()))
 
     def read_all(plains: list[Any]) -> list[Any]:
-        _check_types(plains, list, "a list")
-        return [read(index, plain) for index, plain in enumerate(plains)]
-
-    def read(index: int, plain: list[Any]) -> Any:
-        if len(plain) % 2:
-            raise UnreadableItem(index, "", "has a key without a value")
-        keys = _read_inner(index, plain[::2], key, "[{}]".format)
-        return kind(dict(zip(keys, _read_inner(index, plain[1::2], value, "[{}]".format), strict=True)))
+        keys, values = _read_pairs(plains, key, value.read_all)
+        return [kind(dict(zip(islice(keys, size), islice(values, size), strict=True))) for size in _count_pairs(plains)]
 
     return StateCodec(write, read_all)
 
 
+def _read_pairs(
+    plains: list[Any], key: StateCodec, read_values: Callable[[list[Any]], Iterable[Any]]
+) -> tuple[Iterator[Any], Iterator[Any]]:
+    """All keys of the mappings, and all values."""
+    _check_types(plains, list, "a list")
+    for index, plain in enumerate(plains):
+        if len(plain) % 2:
+            raise UnreadableItem(index, "", "has a key without a value")
+    keys = _read_nested([plain[::2] for plain in plains], key)
+    return keys, _read_nested([plain[1::2] for plain in plains], StateCodec(_identity, read_values))
+
+
+def _count_pairs(plains: list[Any]) -> list[int]:
+    return [len(plain) // 2 for plain in plains]
+
+
+def _build_packed_codec(key: StateCodec, value: StateCodec) -> StateCodec:
+    """A PackedMapping: a closed value is a byte string, its label and its encoding; an open one is as anywhere."""
+
+    def write(mapping: PackedMapping[Any, Any]) -> list[Any]:
+        packer = msgpack.Packer()
+
+        def write_value(held: Any) -> Any:
+            if type(held) is bytes:
+                return held
+            plain = value.write(held)
+            return held.label + packer.pack(plain) if held.is_closed else plain
+
+        return list(chain.from_iterable((key.write(each), write_value(held)) for each, held in mapping.iter_stored()))
+
+    def unpack_all(packed: list[bytes]) -> Iterable[Any]:
+        plains: list[Any] = []
+        try:
+            for each in packed:
+                plains.append(msgpack.unpackb(each[LABEL_BYTES:]))
+        except (ValueError, msgpack.UnpackException) as error:
+            problem = f"cannot be unpacked: {str(error) or type(error).__name__}"
+            raise UnreadableItem(len(plains), "", problem) from None
+        return value.read_all(plains)
+
+    def read_values(plains: list[Any]) -> list[Any]:
+        places = [place for place, plain in enumerate(plains) if type(plain) is not bytes]
+        found = list(plains)
+        try:
+            for place, read in zip(places, value.read_all([plains[place] for place in places]), strict=True):
+                found[place] = read
+        except UnreadableItem as error:
+            raise UnreadableItem(places[error.index], error.field, error.problem) from None
+        return found
+
+    def read_all(plains: list[Any]) -> list[Any]:
+        keys, values = _read_pairs(plains, key, read_values)
+        return [
+            PackedMapping(zip(islice(keys, size), islice(values, size), strict=True), unpack_all)
+            for size in _count_pairs(plains)
+        ]
+
+    return StateCodec(write, read_all)
+
+
+def _build_shared_codec(codec: StateCodec, shared: Any) -> StateCodec:
+    """Of a field whose most common value is one object that all share; it is written as nil."""
+    return StateCodec(
+        lambda value: None if value == shared else codec.write(value),
+        lambda values: _read_present(values, None, codec, lambda: shared),
+    )
+
+
 def _build_dataclass_codec(kind: Any) -> StateCodec:
     hints = get_type_hints(kind, include_extras=True)
-    columns = {each.name: _get_codec(hints[each.name]) for each in sorted(fields(kind), key=lambda each: each.name)}
-    defaults = {each.name: columns[each.name].write(_get_default(each)) for each in fields(kind) if _has_default(each)}
-    names = [each.name for each in fields(kind)]
+
+    def get_column_codec(each: Field[Any]) -> StateCodec:
+        codec = get_codec(hints[each.name])
+        return _build_shared_codec(codec, each.metadata["shared"]) if "shared" in each.metadata else codec
+
+    known = fields(kind)
+    columns = {each.name: get_column_codec(each) for each in sorted(known, key=lambda each: each.name)}
+    defaults = {each.name: columns[each.name].write(_get_default(each)) for each in known if _has_default(each)}
+    names = [each.name for each in known]
+    is_plain = not hasattr(kind, "__post_init__") and not any(each.kw_only for each in known)
 
     def write(value: Any) -> dict[str, Any]:
         plain = {}
@@ -250,7 +279,7 @@ def _build_dataclass_codec(kind: Any) -> StateCodec:
     def read_all(plains: list[Any]) -> list[Any]:
         _check_types(plains, dict, "a map")
         found = Counter[str]()
-        read = [read_column(each, plains, found) for each in fields(kind)]
+        read = [read_column(each, plains, found) for each in known]
         if found.total() != sum(map(len, plains)):
             index = next(index for index, plain in enumerate(plains) if not plain.keys() <= columns.keys())
             unknown = min(map(str, plains[index].keys() - columns.keys()))
@@ -269,7 +298,7 @@ def _build_dataclass_codec(kind: Any) -> StateCodec:
             raise UnreadableItem(error.index, f".{each.name}{error.field}", error.problem) from None
 
     def make_all(read: list[Iterable[Any]]) -> list[Any]:
-        if not hasattr(kind, "__post_init__") and not any(each.kw_only for each in fields(kind)):
+        if is_plain:
             return list(map(kind, *read))
         made: list[Any] = []
         try:

@@ -11,13 +11,15 @@ import pytest
 
 from prime_protocol.constants import RESTORE_GAP
 from prime_protocol.errors import RemoteError
-from prime_protocol.ledger import snapshot
 from prime_protocol.ledger.entries import LogRestored, Outcome, SnapshotNoted
 from prime_protocol.ledger.entry_index import decode_leaf
 from prime_protocol.ledger.replay import Ledger, decode_entry, replay, verify_leaf
-from prime_protocol.ledger.snapshot import compute_snapshot_digest, decode_snapshot, encode_snapshot
-from prime_protocol.wire.ids import Digest, NetworkId
-from support.ledger_network import NETWORK, World, digest
+from prime_protocol.ledger.snapshots.codec import UnreadableItem, get_codec
+from prime_protocol.ledger.snapshots.packed import PackedMapping
+from prime_protocol.ledger.snapshots.snapshot import compute_snapshot_digest, decode_snapshot, encode_snapshot
+from prime_protocol.ledger.state import SubmissionState
+from prime_protocol.wire.ids import Digest, NetworkId, Step
+from support.ledger_network import NETWORK, RUN, World, digest
 
 
 @cache
@@ -37,7 +39,7 @@ def busy_world() -> World:
 
 
 def test_a_state_comes_back_as_it_was() -> None:
-    snapshot._get_codec.cache_clear()  # another test of this process may have built the codecs
+    get_codec.cache_clear()  # another test of this process may have built the codecs
     world = busy_world()
     data = encode_snapshot(NETWORK, world.state)
     found = decode_snapshot(NETWORK, data)
@@ -71,7 +73,7 @@ def test_the_order_of_a_mapping_and_its_zeros_are_part_of_the_state() -> None:
     class Books:
         counts: Counter[int] = field(default_factory=Counter)
 
-    codec = snapshot._get_codec(Books)
+    codec = get_codec(Books)
     assert codec.write(Books(Counter({2: 1, 1: 0}))) == {"counts": [2, 1, 1, 0]}
     assert codec.write(Books(Counter({1: 0}))) == {"counts": [1, 0]}, "a Counter with a zero equals one without"
     (books,) = codec.read_all([{"counts": [2, 1, 1, 0]}])
@@ -125,31 +127,31 @@ class Bounded:
 @pytest.mark.parametrize("before", range(3))
 def test_a_value_of_another_type_is_refused_by_name_and_place(plain: Any, path: str, before: int) -> None:
     others = [{**GOOD, "limit": 3}, GOOD, {**GOOD, "names": [4], "table": [1, "one"]}]
-    with pytest.raises(snapshot.UnreadableItem) as refusal:
-        snapshot._get_codec(Sample).read_all([*others[:before], plain, *others[before:]])
+    with pytest.raises(UnreadableItem) as refusal:
+        get_codec(Sample).read_all([*others[:before], plain, *others[before:]])
     assert (refusal.value.index, refusal.value.field) == (before, path)
 
 
 @pytest.mark.parametrize("plain", [bytes(31), "text"])
 def test_bytes_of_another_length_or_type_are_refused_by_place(plain: Any) -> None:
-    codec = snapshot._get_codec(Digest)
+    codec = get_codec(Digest)
     assert list(codec.read_all([bytes(32)] * 2)) == [Digest(bytes(32))] * 2
-    with pytest.raises(snapshot.UnreadableItem) as refusal:
+    with pytest.raises(UnreadableItem) as refusal:
         list(codec.read_all([bytes(32), plain]))
     assert refusal.value.index == 1
 
 
 def test_a_value_that_breaks_a_rule_of_its_own_type_is_refused_by_place() -> None:
-    codec = snapshot._get_codec(Bounded)
+    codec = get_codec(Bounded)
     assert codec.read_all([{"low": 1}, {"low": 1, "high": 2}]) == [Bounded(low=1), Bounded(low=1, high=2)]
-    with pytest.raises(snapshot.UnreadableItem) as refusal:
+    with pytest.raises(UnreadableItem) as refusal:
         codec.read_all([{"low": 1}, {"low": 10}])
     assert (refusal.value.index, refusal.value.field) == (1, ".low")
 
 
 def test_samples_of_each_kind_come_back_in_their_order() -> None:
     codec, samples = (
-        snapshot._get_codec(Sample),
+        get_codec(Sample),
         [
             Sample((1, b"x"), 2, {7}, {1: "one"}),
             Sample((2, b""), 3),
@@ -175,7 +177,8 @@ def change(edit: Callable[[list[Any]], object]) -> Callable[[bytes], bytes]:
         (lambda data: b"\xc1", "snapshot"),
         (lambda data: b"\x01", "snapshot"),
         (change(lambda plain: plain.pop()), "snapshot"),
-        (change(lambda plain: plain.__setitem__(0, 2)), "snapshot.format"),
+        (change(lambda plain: plain.__setitem__(0, 3)), "snapshot.format"),
+        (change(lambda plain: plain.__setitem__(0, 1)), "snapshot.format"),
         (change(lambda plain: plain.__setitem__(1, "othernet")), "snapshot.network"),
         (change(lambda plain: plain[2].__setitem__("at_ms", "late")), "snapshot.at_ms"),
         (change(lambda plain: plain[2].__setitem__("free_until_ms", 0)), "snapshot"),
@@ -198,9 +201,97 @@ def test_only_a_party_that_encoded_a_snapshot_reads_it_without_encoding_it_again
 
 
 def test_a_snapshot_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "SNAPSHOT_BYTES_MAX", 10)
+    monkeypatch.setattr("prime_protocol.ledger.snapshots.snapshot.SNAPSHOT_BYTES_MAX", 10)
     with pytest.raises(RemoteError, match="the limit is 10"):
         decode_snapshot(NETWORK, bytes(11))
+
+
+# --- Submissions that stay packed -----------------------------------------------------------------------------------
+
+
+def read_own(data: bytes) -> PackedMapping[Digest, SubmissionState]:
+    return decode_snapshot(NETWORK, data, is_canonical=True).runs[RUN].submissions
+
+
+def test_a_closed_submission_stays_packed_until_it_is_needed() -> None:
+    world = busy_world()
+    data = encode_snapshot(NETWORK, world.state)
+    kept = dict(read_own(data).iter_stored())
+    closed = {name for name, known in world.run.submissions.items() if known.is_closed}
+    assert closed
+    assert closed == {name for name, value in kept.items() if isinstance(value, bytes)}
+    assert kept.keys() - closed
+    for name in closed:
+        assert read_own(data)[name] == world.run.submissions[name]
+
+
+def test_a_packed_submission_is_written_again_as_it_was_and_an_unpacked_one_as_it_is() -> None:
+    world = busy_world()
+    data = encode_snapshot(NETWORK, world.state)
+    own = decode_snapshot(NETWORK, data, is_canonical=True)
+    assert encode_snapshot(NETWORK, own) == data
+    name = next(name for name, known in world.run.submissions.items() if known.is_closed)
+    own.runs[RUN].submissions[name].trained_into = world.run.submissions[name].trained_into = Step(1)
+    assert encode_snapshot(NETWORK, own) == encode_snapshot(NETWORK, world.state) != data
+
+
+def change_submissions(edit: Callable[[list[Any]], object]) -> Callable[[bytes], bytes]:
+    return change(lambda plain: edit(plain[2]["runs"][1]["submissions"]))
+
+
+def unpack_closed(plain: list[Any]) -> None:
+    for place, value in enumerate(plain):
+        if type(value) is bytes and len(value) > 32:
+            plain[place] = msgpack.unpackb(value[20:])
+
+
+def pack_open(plain: list[Any]) -> None:
+    for place, value in enumerate(plain):
+        if type(value) is dict:
+            plain[place] = value["node"] + msgpack.packb(value)
+
+
+def relabel_closed(plain: list[Any]) -> None:
+    for place, value in enumerate(plain):
+        if type(value) is bytes and len(value) > 32:
+            plain[place] = bytes(20) + value[20:]
+
+
+def damage_closed(plain: list[Any]) -> None:
+    (place, *_) = [place for place, value in enumerate(plain) if type(value) is bytes and len(value) > 32]
+    plain[place] = plain[place][:-1]
+
+
+@pytest.mark.parametrize("edit", [unpack_closed, pack_open, relabel_closed, damage_closed])
+def test_another_partys_snapshot_with_submissions_packed_in_another_way_is_refused(
+    edit: Callable[[list[Any]], object],
+) -> None:
+    with pytest.raises(RemoteError):
+        decode_snapshot(NETWORK, change_submissions(edit)(encode_snapshot(NETWORK, busy_world().state)))
+
+
+def test_an_open_submission_that_cannot_be_read_is_named_by_its_place() -> None:
+    def damage(plain: list[Any]) -> None:
+        open_ = [place for place, value in enumerate(plain) if type(value) is dict]
+        plain[open_[-1]].pop("node")
+
+    data = encode_snapshot(NETWORK, busy_world().state)
+    with pytest.raises(RemoteError, match="is missing") as refusal:
+        decode_snapshot(NETWORK, change_submissions(damage)(data))
+    assert refusal.value.field == f"snapshot.runs[0].submissions[{len(busy_world().run.submissions) - 1}].node"
+
+
+def test_a_party_reads_the_snapshots_that_it_wrote_in_format_1() -> None:
+    def make_format_1(plain: list[Any]) -> None:
+        plain[0] = 1
+        for run in plain[2]["runs"][1::2]:
+            del run["unsettled"]
+            unpack_closed(run["submissions"])
+
+    world = busy_world()
+    old = change(make_format_1)(encode_snapshot(NETWORK, world.state))
+    assert world.run.unsettled
+    assert decode_snapshot(NETWORK, old, is_canonical=True) == world.state
 
 
 # --- In the log -----------------------------------------------------------------------------------------------------
