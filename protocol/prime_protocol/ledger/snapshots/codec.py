@@ -264,8 +264,6 @@ def _build_dataclass_codec(kind: Any) -> StateCodec:
     known = fields(kind)
     columns = {each.name: get_column_codec(each) for each in sorted(known, key=lambda each: each.name)}
     defaults = {each.name: columns[each.name].write(_get_default(each)) for each in known if _has_default(each)}
-    names = [each.name for each in known]
-    is_plain = not hasattr(kind, "__post_init__") and not any(each.kw_only for each in known)
 
     def write(value: Any) -> dict[str, Any]:
         plain = {}
@@ -284,7 +282,7 @@ def _build_dataclass_codec(kind: Any) -> StateCodec:
             index = next(index for index, plain in enumerate(plains) if not plain.keys() <= columns.keys())
             unknown = min(map(str, plains[index].keys() - columns.keys()))
             raise UnreadableItem(index, f".{unknown:.40}", "is not a known field")
-        return make_all(read)
+        return _make_all(kind, read)
 
     def read_column(each: Field[Any], plains: list[Any], found: Counter[str]) -> Iterable[Any]:
         values = list(map(dict.get, plains, repeat(each.name), repeat(ABSENT)))
@@ -297,18 +295,21 @@ def _build_dataclass_codec(kind: Any) -> StateCodec:
         except UnreadableItem as error:
             raise UnreadableItem(error.index, f".{each.name}{error.field}", error.problem) from None
 
-    def make_all(read: list[Iterable[Any]]) -> list[Any]:
-        if is_plain:
-            return list(map(kind, *read))
-        made: list[Any] = []
-        try:
-            for values in zip(*read, strict=True):
-                made.append(kind(**dict(zip(names, values, strict=True))))
-        except RemoteError as error:
-            raise UnreadableItem(len(made), f".{error.field}", error.problem) from None
-        return made
-
     return StateCodec(write, read_all)
+
+
+def _make_all(kind: Any, columns: list[Iterable[Any]]) -> list[Any]:
+    """Values of a dataclass from the columns of its fields."""
+    names = [each.name for each in fields(kind)]
+    if not hasattr(kind, "__post_init__") and not any(each.kw_only for each in fields(kind)):
+        return list(map(kind, *columns))
+    made: list[Any] = []
+    try:
+        for values in zip(*columns, strict=True):
+            made.append(kind(**dict(zip(names, values, strict=True))))
+    except RemoteError as error:
+        raise UnreadableItem(len(made), f".{error.field}", error.problem) from None
+    return made
 
 
 def _has_default(each: Field[Any]) -> bool:
