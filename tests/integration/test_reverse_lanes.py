@@ -194,3 +194,22 @@ async def test_a_lane_leads_to_the_shards_and_to_nothing_else(make: Make) -> Non
     for path in ("/", "/etc/passwd", "/shards/../../etc/passwd", "/reverse", f"/shards/{Digest(bytes(32))}"):
         async with public.gateway.borrow(private.node) as lane:
             assert (await lane.get(path, {})).status in (400, 404)
+
+
+async def test_only_a_gateway_may_order_a_connection_and_only_so_many(make: Make) -> None:
+    private, public = make("private", is_private=True), make("public")
+    for host in (private, public):
+        await host.start()
+    private.fetcher.handle_gossip(public.say(ServingRecord(urls=public.urls, depth=0, slots_free=1, manifests=())))
+    await wait_until(lambda: private.node in public.gateway.nodes())
+    order = f"/meet/{public.node}/serve-127.0.0.1-40000"
+    answers = []
+    for _ in range(40):
+        async with public.gateway.borrow(private.node) as lane:
+            answers.append((await lane.get(order, {})).status)
+    assert answers[0] == 200
+    assert answers[-1] == 503
+    assert private.dialer is not None
+    with pytest.raises(ConnectionBroken):
+        async with public.gateway.borrow(public.node):
+            pass

@@ -54,6 +54,8 @@ class Outcome:
     cpu_s: float
     sent_by_private: int
     """Shards that nodes behind routers sent."""
+    connected: int
+    """Connections through two routers."""
 
 
 def run_broadcast(folder: Path, checkpoint: Path, *, nodes: int, mbit: int, shard_bytes: int) -> Outcome:
@@ -119,4 +121,5 @@ def broadcast(hosts: list[Host], checkpoint: Path, shard_bytes: int) -> Outcome:
         sent_by_origin=len(nodes) * made["shards"] - sent_by_nodes,
         cpu_s=sum(each["cpu_s"] for each in found),
         sent_by_private=sum(each["sent_shards"] for node, each in zip(nodes, found, strict=True) if node.is_private),
+        connected=sum(each["connected"] for each in found),
     )

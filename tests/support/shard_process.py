@@ -78,6 +78,7 @@ async def obtain(host: ShardHost, root: str, manifest: str) -> None:
         sent_shards=host.server.sent_shards,
         refused=host.server.refused,
         cpu_s=time.process_time() - began_s,
+        connected=host.dialer.puncher.connected if host.dialer is not None else 0,
     )
     if host.fetcher._background is not None:
         await host.fetcher._background

@@ -112,7 +112,9 @@ class ShardHost:
         self.http = HttpServer(self.key, NETWORK, clock=self.clock, limits=limits)
         self.server.add_routes(self.http)
         connections = ConnectionPool(allow_private=True)
-        self.gateway = ReverseGateway(self.key.node, connections.make_connection, clock=self.clock)
+        self.gateway = ReverseGateway(
+            self.key.node, connections.make_connection, clock=self.clock, rng=random.Random(name)
+        )
         connections.lanes = self.gateway
         self.fetcher = CheckpointFetcher(
             self.store,
@@ -125,7 +127,7 @@ class ShardHost:
             connections=connections,
         )
         self.dialer = self._make_dialer(name) if is_private else None
-        self._dialing: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
         self.url = ""
 
     def _make_dialer(self, name: str) -> ReverseDialer:
@@ -152,17 +154,18 @@ class ShardHost:
         return (self.url,) if self.url else ()
 
     async def start(self, host: str = "127.0.0.1") -> None:
+        self.gateway.add_routes(self.http)
+        self._tasks.append(asyncio.create_task(self.gateway.run()))
         if self.dialer is not None:
             await self.http.start_without_port()
-            self._dialing = asyncio.create_task(self.dialer.run())
+            self._tasks.append(asyncio.create_task(self.dialer.run()))
             return
-        self.gateway.add_routes(self.http)
         port = await self.http.start(ListenConfig(host=host))
         self.url = f"http://{host}:{port}"
 
     async def stop(self) -> None:
-        if self._dialing is not None:
-            self._dialing.cancel()
+        for task in self._tasks:
+            task.cancel()
         self.gateway.close()
         await self.fetcher.close()
         await self.http.stop()

@@ -6,13 +6,15 @@ its upload slots, rate and daily limit apply as to any other client.
 
 import asyncio
 import logging
+import socket
 from collections.abc import Callable, Iterable, Mapping
 from random import Random
 
 from aiohttp import web
 
 from prime_node.reverse.gateway import REVERSE_PATH
-from prime_node.reverse.gateway_plan import REFUSED_MS, GatewayPlan, OfferedWeights
+from prime_node.reverse.gateway_plan import GREED_FACTOR, REFUSED_MS, GatewayPlan, OfferedWeights
+from prime_node.reverse.punching import HolePuncher, open_reusable
 from prime_node.weights.connection import CONNECT_MS, choose_address
 from prime_protocol.errors import RemoteError
 from prime_protocol.weights.transfer import REVERSE, ReverseAccepted, ReverseOffer
@@ -31,6 +33,8 @@ log = logging.getLogger(__name__)
 
 UPDATE_MS = 1_000
 OFFER_LIFE_MS = 60_000
+MET_MAX = 32
+"""Lanes through two routers: two for each node that four gateways introduce, four each."""
 
 
 class ReverseDialer:
@@ -60,6 +64,11 @@ class ReverseDialer:
         self._read_offered = read_offered
         self._plan = GatewayPlan(rng)
         self._lanes: dict[AdoptedHandler, NodeId] = {}
+        self._met: dict[AdoptedHandler, int] = {}
+        """Lanes through two routers, and the bytes sent on each."""
+        self.puncher = HolePuncher(
+            http, self.serve_met, find_gateway=self._find_gateway, allow_private=allow_private, clock=clock, rng=rng
+        )
         self._tasks: set[asyncio.Task[None]] = set()
         self.seen_address = ""
         """`ip:port` from which the last lane came, as its gateway said."""
@@ -68,6 +77,11 @@ class ReverseDialer:
     def gateways(self) -> list[NodeId]:
         """The nodes that can ask this one for shards."""
         return sorted(set(self._lanes.values()))
+
+    @property
+    def met(self) -> int:
+        """Lanes through two routers."""
+        return len(self._met)
 
     @property
     def lanes(self) -> int:
@@ -86,12 +100,51 @@ class ReverseDialer:
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._close_lanes(list(self._lanes))
+        await self.puncher.close()
+        self._close_lanes([*self._lanes, *self._met])
 
     def note_sent(self, request: web.BaseRequest, count: int) -> None:
         """The shard server sent this much in answer to a request, of a lane or another client."""
-        if isinstance(request.protocol, AdoptedHandler) and request.protocol in self._lanes:
-            self._plan.count_sent(self._lanes[request.protocol], count)
+        lane = request.protocol
+        if not isinstance(lane, AdoptedHandler):
+            return
+        if lane in self._lanes:
+            self._plan.count_sent(self._lanes[lane], count)
+        elif lane in self._met:
+            self._met[lane] += count
+            offered = self._read_offered()
+            if self._met[lane] > GREED_FACTOR * (offered.held_bytes + offered.fetched_bytes):
+                lane.end()
+
+    def _find_gateway(self, request: web.BaseRequest) -> NodeId | None:
+        lane = request.protocol
+        return self._lanes.get(lane) if isinstance(lane, AdoptedHandler) else None
+
+    async def serve_met(self, node: NodeId, found: socket.socket) -> None:
+        """Serve a node with which a gateway connected this one through both routers."""
+        if len(self._met) >= MET_MAX:
+            found.close()
+            return
+        host, port = found.getpeername()[:2]
+        frame = self._seal_offer(node)
+        try:
+            async with asyncio.timeout(CONNECT_MS / 1000):
+                upgraded = await request_upgrade(host, port, REVERSE_PATH, frame, connected=found)
+        except (OSError, TimeoutError, RemoteError) as error:
+            log.debug("%s refused the connection through the routers: %s", node, error)
+            return
+        try:
+            self._open_reply(node, upgraded, frame)
+        except RemoteError:
+            upgraded.transport.abort()
+            return
+        lane = self._http.adopt(upgraded.transport, upgraded.rest)
+        self._met[lane] = 0
+        lane.on_lost = lambda: self._forget_met(lane)
+        upgraded.transport.resume_reading()
+
+    def _forget_met(self, lane: AdoptedHandler) -> None:
+        del self._met[lane]
 
     def _update(self) -> None:
         gateways = self._list_gateways()
@@ -104,7 +157,7 @@ class ReverseDialer:
 
     def _close_lanes(self, lanes: Iterable[AdoptedHandler]) -> None:
         for lane in lanes:
-            lane.force_close()
+            lane.end()
 
     async def _open_lane(self, node: NodeId, urls: tuple[str, ...]) -> None:
         pause_ms = 0
@@ -132,10 +185,7 @@ class ReverseDialer:
                 problem = error
                 continue
             try:
-                request = hash_bytes(frame)
-                kind = REVERSE.kind + REPLY_SUFFIX
-                body = open_reply(upgraded.reply, kind=kind, request=request, server=node, network=self._network)
-                return upgraded, decode(ReverseAccepted, body)
+                return upgraded, self._open_reply(node, upgraded, frame)
             except RemoteError:
                 upgraded.transport.abort()
                 raise
@@ -144,8 +194,21 @@ class ReverseDialer:
     async def _dial(self, node: NodeId, url: ServerUrl) -> tuple[UpgradedConnection, bytes]:
         found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=1)
         address = choose_address([str(each[4][0]) for each in found], allow_private=self._allow_private)
+        frame = self._seal_offer(node)
+        tls_name = url.host if url.scheme == "https" else None
+        # The port stays free for connections through the router to other nodes.
+        connected = open_reusable(("::" if ":" in address else "0.0.0.0", 0))
+        try:
+            await asyncio.get_running_loop().sock_connect(connected, (address, url.port))
+        except BaseException:  # boundary: the socket must not outlive a cancelled attempt either
+            connected.close()
+            raise
+        upgraded = await request_upgrade(address, url.port, REVERSE_PATH, frame, tls_name=tls_name, connected=connected)
+        return upgraded, frame
+
+    def _seal_offer(self, node: NodeId) -> bytes:
         now_ms = self._clock.now_ms()
-        frame = seal_envelope(
+        return seal_envelope(
             self._key,
             kind=REVERSE.kind,
             body=encode(ReverseOffer(gateway=node)),
@@ -155,8 +218,11 @@ class ReverseDialer:
             issued_at_ms=now_ms,
             life_ms=OFFER_LIFE_MS,
         )
-        tls_name = url.host if url.scheme == "https" else None
-        return await request_upgrade(address, url.port, REVERSE_PATH, frame, tls_name=tls_name), frame
+
+    def _open_reply(self, node: NodeId, upgraded: UpgradedConnection, frame: bytes) -> ReverseAccepted:
+        kind, request = REVERSE.kind + REPLY_SUFFIX, hash_bytes(frame)
+        body = open_reply(upgraded.reply, kind=kind, request=request, server=node, network=self._network)
+        return decode(ReverseAccepted, body)
 
     def _serve(self, node: NodeId, upgraded: UpgradedConnection) -> None:
         lane = self._http.adopt(upgraded.transport, upgraded.rest)

@@ -9,9 +9,12 @@ import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
+from random import Random
 
 from prime_node.reverse.lane_table import LaneLimits, LaneRefused, LaneTable
-from prime_node.weights.connection import ConnectionBroken, ShardConnection
+from prime_node.reverse.matchmaker import Introduction, Matchmaker
+from prime_node.reverse.punching import MeetOrder, format_order
+from prime_node.weights.connection import ConnectionBroken, LaneBusy, ShardConnection
 from prime_protocol.errors import RemoteError
 from prime_protocol.weights.transfer import REVERSE, ReverseAccepted, ReverseOffer
 from prime_protocol.wire.ids import NodeId
@@ -27,6 +30,9 @@ log = logging.getLogger(__name__)
 REVERSE_PATH = "/reverse"
 BORROW_MS = 5_000
 """How long a download waits for a lane that others use."""
+INTRODUCE_MS = 1_000
+LANES_MET = 2
+"""Lanes of each of two nodes that are introduced: their outer addresses become ends of new lanes."""
 MakeConnection = Callable[[str, Callable[[ShardConnection], None]], ShardConnection]
 
 
@@ -34,7 +40,13 @@ class ReverseGateway:
     """The lanes of all private nodes to this gateway."""
 
     def __init__(
-        self, node: NodeId, make_connection: MakeConnection, *, clock: Clock, limits: LaneLimits | None = None
+        self,
+        node: NodeId,
+        make_connection: MakeConnection,
+        *,
+        clock: Clock,
+        rng: Random,
+        limits: LaneLimits | None = None,
     ) -> None:
         self._node = node
         self._make_connection = make_connection
@@ -43,6 +55,7 @@ class ReverseGateway:
         self._lanes: dict[NodeId, set[ShardConnection]] = {}
         self._idle: dict[NodeId, deque[ShardConnection]] = {}
         self._waiting: dict[NodeId, deque[asyncio.Future[ShardConnection]]] = {}
+        self._matchmaker = Matchmaker(rng)
         self._is_closed = False
         self.refused = 0
         self.received_bytes = 0
@@ -92,6 +105,8 @@ class ReverseGateway:
                 lane.close()
 
     async def _get_lane(self, node: NodeId) -> ShardConnection:
+        if node not in self._lanes:
+            raise ConnectionBroken("the node has no connection to this one")
         idle = self._idle.get(node, ())
         while idle:
             lane = idle.popleft()
@@ -103,7 +118,7 @@ class ReverseGateway:
             async with asyncio.timeout(BORROW_MS / 1000):
                 return await waiting
         except TimeoutError:
-            raise ConnectionBroken("the node has no free connection to this one") from None
+            raise LaneBusy("the node has no free connection to this one") from None
 
     def _release(self, node: NodeId, lane: ShardConnection) -> None:
         """Give a free lane to the download that waits longest."""
@@ -139,6 +154,52 @@ class ReverseGateway:
     def _close_all(self, node: NodeId) -> None:
         for lane in list(self._lanes.get(node, ())):
             lane.close()
+
+    # --- Introductions ----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Introduce nodes behind routers to each other, until cancelled."""
+        while True:
+            await self._clock.sleep_ms(INTRODUCE_MS)
+            told = {node: lanes[0].remote[0] for node in self._lanes if (lanes := self._list_idle(node)) is not None}
+            for each in self._matchmaker.plan(told, self._clock.monotonic_ms()):
+                await self._introduce(each)
+
+    def _list_idle(self, node: NodeId) -> list[ShardConnection] | None:
+        """Two idle lanes, or None."""
+        idle = [lane for lane in self._idle.get(node, ()) if lane.is_idle]
+        return idle[:LANES_MET] if len(idle) >= LANES_MET else None
+
+    async def _introduce(self, pair: Introduction) -> None:
+        """Every lane of one with every lane of the other: two connections in each direction."""
+        first, second = self._list_idle(pair.first), self._list_idle(pair.second)
+        if first is None or second is None:
+            return
+        for lane, node in [*((lane, pair.first) for lane in first), *((lane, pair.second) for lane in second)]:
+            self._idle[node].remove(lane)
+        orders: list[tuple[ShardConnection, MeetOrder]] = []
+        for row, ours in enumerate(first):
+            for column, theirs in enumerate(second):
+                serves = (row + column) % 2 == 0
+                orders.append((ours, MeetOrder(pair.second, serves, *theirs.remote)))
+                orders.append((theirs, MeetOrder(pair.first, not serves, *ours.remote)))
+        by_lane = {id(lane): [order for told, order in orders if told is lane] for lane, _ in orders}
+        try:
+            await asyncio.gather(
+                *(self._tell(lane, by_lane[id(lane)]) for lane in (*first, *second)), return_exceptions=True
+            )
+        finally:
+            for node, lanes in ((pair.first, first), (pair.second, second)):
+                for lane in lanes:
+                    if lane.is_idle:
+                        self._release(node, lane)
+                    else:
+                        lane.close()
+
+    async def _tell(self, lane: ShardConnection, orders: list[MeetOrder]) -> None:
+        async with asyncio.timeout(BORROW_MS / 1000):
+            for order in orders:
+                await lane.get(format_order(order), {})
 
     def close(self) -> None:
         """Close all lanes, so that the server can stop at once."""

@@ -3,6 +3,7 @@
 Wires gateway and dialer to the node's HTTP server. The decisions are in lane_table.py and gateway_plan.py.
 """
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from random import Random
@@ -47,7 +48,7 @@ class Reach:
         self.urls: tuple[str, ...] = ()
         """Where others fetch weights from this node; empty: they cannot connect to it."""
         limits = LaneLimits(nodes_max=config.reach.nodes_max)
-        self.gateway = ReverseGateway(key.node, connections.make_connection, clock=clock, limits=limits)
+        self.gateway = ReverseGateway(key.node, connections.make_connection, clock=clock, rng=rng, limits=limits)
         connections.lanes = self.gateway
         if config.reach.nodes_max:
             self.gateway.add_routes(http)
@@ -81,8 +82,8 @@ class Reach:
         self._is_started = True
 
     async def run(self) -> None:
-        """Keep lanes open while others cannot connect."""
-        await self.dialer.run()
+        """Keep lanes open while others cannot connect, and introduce those that keep lanes to this node."""
+        await asyncio.gather(self.dialer.run(), self.gateway.run())
 
     async def stop(self) -> None:
         self.gateway.close()
@@ -105,4 +106,5 @@ class Reach:
         gateways = len(self.dialer.gateways)
         if not gateways:
             return f"outbound only, and no public node is found yet to serve through; {advice}"
-        return f"outbound only: it serves weights through {gateways} public nodes; {advice}"
+        met = f", and over {self.dialer.met} connections through two routers" if self.dialer.met else ""
+        return f"outbound only: it serves weights through {gateways} public nodes{met}; {advice}"

@@ -39,6 +39,10 @@ class ConnectionBroken(Exception):
     """The connection was lost, or the server broke the protocol. It cannot be used again."""
 
 
+class LaneBusy(ConnectionBroken):
+    """The node is connected, and every connection of it is in use."""
+
+
 @dataclass(frozen=True, slots=True)
 class ResponseHead:
     """The head of an answer."""
@@ -132,6 +136,13 @@ class ShardConnection(asyncio.BufferedProtocol):
     @property
     def is_idle(self) -> bool:
         return self._state is ConnectionState.IDLE
+
+    @property
+    def remote(self) -> tuple[str, int]:
+        """Address and port of the other end, as this side sees them."""
+        assert self._transport is not None, "a closed connection has no other end"
+        found = self._transport.get_extra_info("peername")
+        return str(found[0]), int(found[1])
 
     async def get(
         self,

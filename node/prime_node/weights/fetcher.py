@@ -17,7 +17,7 @@ from typing import Any, assert_never
 from blake3 import blake3
 
 from prime_node.weights import events
-from prime_node.weights.connection import ConnectionBroken, ConnectionPool, ShardConnection
+from prime_node.weights.connection import ConnectionBroken, ConnectionPool, LaneBusy, ShardConnection
 from prime_node.weights.download import Download
 from prime_node.weights.parents import ParentScores
 from prime_protocol.errors import RemoteError
@@ -88,6 +88,8 @@ ANSWER_MS = 5_000
 PROGRESS_MS = 500
 PARENTS_UPDATE_MS = 1_000
 """How often the directory is checked for new serving records."""
+LANE_RETRY_MS = 500
+"""Pause after all connections of a node behind a router were in use."""
 LINKED_DEPTH = 1
 """Depth of a node that connected to us, until it is polled."""
 
@@ -260,6 +262,8 @@ class ShardFetcher:
     async def _fetch(self, parent: NodeId, shard: int) -> events.DownloadEvent:
         try:
             return await (self._fetch_aside if shard in self._in_place else self._fetch_in_place)(parent, shard)
+        except LaneBusy:
+            return events.ParentFull(parent, shard, LANE_RETRY_MS, ())
         except (ConnectionBroken, TimeoutError, RemoteError) as error:
             log.debug("shard %d from %s failed: %s", shard, parent, error)
             return events.ShardFailed(parent, shard, events.FailReason.BROKEN)

@@ -214,12 +214,16 @@ class HttpServer:
         """Serve only the connections that `adopt` brings."""
         await self._set_up()
 
-    def adopt(self, transport: asyncio.Transport, first: bytes = b"") -> AdoptedHandler:
-        """Serve requests on a connection that this program opened. `first`: bytes that arrived already."""
-        assert self._runner is not None, "adopted before the start"
+    def make_handler(self) -> AdoptedHandler:
+        """Serves a connection that this program opened."""
+        assert self._runner is not None, "a connection came before the start"
         server = self._runner.server
         assert server is not None, "the runner is set up"
-        handler = AdoptedHandler(server, loop=asyncio.get_running_loop(), **server._kwargs)
+        return AdoptedHandler(server, loop=asyncio.get_running_loop(), **server._kwargs)
+
+    def adopt(self, transport: asyncio.Transport, first: bytes = b"") -> AdoptedHandler:
+        """Serve requests on a connection that another protocol had. `first`: bytes that arrived already."""
+        handler = self.make_handler()
         transport.set_protocol(handler)
         handler.connection_made(transport)
         if first:

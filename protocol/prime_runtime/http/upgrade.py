@@ -48,6 +48,15 @@ class AdoptedHandler(RequestHandler):
         super().__init__(server, loop=loop, **{**settings, "keepalive_timeout": 10**9})
         self.on_lost: Callable[[], None] = lambda: None
 
+    def end(self) -> None:
+        """Close the connection, also in the midst of an answer: a file that is being sent would not notice `close`."""
+        found = self.transport.get_extra_info("socket") if self.transport is not None else None
+        try:
+            if found is not None:
+                found.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # the other side was first
+
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         on_lost, self.on_lost = self.on_lost, lambda: None
@@ -153,17 +162,23 @@ def parse_upgrade(head: bytes) -> bytes:
 
 
 async def request_upgrade(
-    host: str, port: int, path: str, frame: bytes, *, tls_name: str | None = None, local: socket.socket | None = None
+    host: str,
+    port: int,
+    path: str,
+    frame: bytes,
+    *,
+    tls_name: str | None = None,
+    connected: socket.socket | None = None,
 ) -> UpgradedConnection:
     """Connect, and ask for the other protocol. RemoteError: the server answered otherwise; OSError: no connection.
 
-    Reading is paused; the protocol that takes over resumes it. `local`: a connected socket to use instead.
+    Reading is paused; the protocol that takes over resumes it. `connected`: a socket to use instead.
     """
     lines = [f"GET {path} HTTP/1.1", f"Host: {host}:{port}", "Connection: Upgrade", f"Upgrade: {UPGRADE_TOKEN}"]
     lines.append(f"{ENVELOPE_HEADER}: {base64.b64encode(frame).decode()}")
     request = ("\r\n".join(lines) + "\r\n\r\n").encode()
     tls: dict[str, Any] = {"ssl": True, "server_hostname": tls_name} if tls_name else {}
-    place: dict[str, Any] = {"sock": local} if local is not None else {"host": host, "port": port}
+    place: dict[str, Any] = {"sock": connected} if connected is not None else {"host": host, "port": port}
     loop = asyncio.get_running_loop()
     transport, protocol = await loop.create_connection(lambda: _UpgradeRequest(request), **place, **tls)
     try:
