@@ -252,6 +252,8 @@ def _make_live_run(core: Core, name: RunId, run: RunState, now_ms: int) -> LiveR
         version_min=core.state.get_version_min(run.terms, now_ms),
         calibration=run.terms.calibration,
         calibrated_at_ms=run.terms.calibrated_at_ms,
+        engine_classes=run.terms.class_bounds.classes,
+        is_closed=run.terms.class_bounds.is_closed,
     )
 
 

@@ -61,6 +61,10 @@ class LiveRun:
     """On what the bounds of its audits were measured; empty where they were not."""
     calibrated_at_ms: int
     """When they were measured."""
+    engine_classes: tuple[str, ...]
+    """Classes of engines that have bounds of their own; empty where the run does not tell them apart."""
+    is_closed: bool
+    """Whether the run takes work of these classes only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

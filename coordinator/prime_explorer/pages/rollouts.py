@@ -89,6 +89,7 @@ def read_rollout_views(
             vocab_size=terms["vocabulary"],
             prompt_tokens_max=terms["prompt_tokens_max"],
             output_tokens_max=terms["output_tokens_max"],
+            names_class=bool(terms.get("class_bounds", {}).get("classes")),
         )
         rows = read_rollouts(data, limits).rows
     except RemoteError as error:

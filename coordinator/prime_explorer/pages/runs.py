@@ -13,6 +13,7 @@ from prime_explorer.pages.live import NodeCounts
 from prime_explorer.pages.overview import RunCard, read_run_card
 from prime_explorer.pages.tables import EntrySummary, Rows, SubmissionSummary, read_rows
 from prime_explorer.sources import ManifestFacts
+from prime_protocol.proofs.class_bounds import BOUNDED_NUMBERS
 from prime_protocol.wire.ids import RunId
 
 
@@ -105,11 +106,40 @@ class CheckpointSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClassPair:
+    """What counts as noise between two engine classes."""
+
+    generating: str
+    judging: str
+    numbers: dict[str, float]
+    """Those that are narrower than the run's tolerance."""
+
+
+def list_class_pairs(terms: dict[str, Any]) -> tuple[ClassPair, ...]:
+    """Empty for a run that does not tell classes apart."""
+    table = terms.get("class_bounds", {})
+    return tuple(
+        ClassPair(
+            generating=table["classes"][pair["generating"]],
+            judging=table["classes"][pair["judging"]],
+            numbers={
+                name: number
+                for name, number in zip(BOUNDED_NUMBERS, pair["numbers"], strict=True)
+                if number < terms["tolerance"][name]
+            },
+        )
+        for pair in table.get("pairs", ())
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
     """A run."""
 
     summary: RunCard
     terms: dict[str, Any]
+    class_bounds: tuple[ClassPair, ...]
+    """Bounds of pairs of engine classes, where they are narrower than the tolerance."""
     upgrade: PlannedUpgrade | None
     online_counts: NodeCounts | None
     submissions: int
@@ -151,6 +181,7 @@ def read_run(db: ReadTransaction, run: RunId, before: int | None, online_counts:
         row,
         summary=read_run_card(db, row),
         terms=terms,
+        class_bounds=list_class_pairs(terms),
         upgrade=find_upgrade(terms),
         online_counts=online_counts,
         rates=compute_rates(row),

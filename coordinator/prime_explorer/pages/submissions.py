@@ -17,6 +17,7 @@ from prime_explorer.index.store import ReadTransaction, make_row
 from prime_explorer.pages.rollouts import RolloutsView
 from prime_explorer.pages.tables import EntrySummary, Rows, SlashSummary, SubmissionSummary, VerdictSummary, read_rows
 from prime_protocol.errors import RemoteError
+from prime_protocol.proofs.class_bounds import BOUNDED_NUMBERS
 from prime_protocol.proofs.toploc_verify import ChunkReport
 from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
 
@@ -60,16 +61,33 @@ class MetricStrip:
 
 
 def make_metric_strips(
-    verdicts: Sequence[tuple[str, dict[str, float]]], tolerance: dict[str, Any]
+    verdicts: Sequence[tuple[str, dict[str, float]]], terms: dict[str, Any]
 ) -> tuple[MetricStrip, ...]:
-    """One strip per metric that the run limits, with one point per verdict."""
+    """One strip per metric that the run limits, with one point per verdict: its share of what its classes allow."""
     strips = []
     for name, (limit_name, title) in METRIC_LIMITS.items():
-        limit = float(tolerance.get(limit_name, 0))
-        values = [(who, metrics[name]) for who, metrics in verdicts if math.isfinite(metrics.get(name, math.nan))]
-        if values:
-            strips.append(_make_strip(name, title, values, limit))
+        known = [(who, metrics) for who, metrics in verdicts if math.isfinite(metrics.get(name, math.nan))]
+        points = tuple(
+            MetricPoint(
+                who=who,
+                value=metrics[name],
+                share=_compute_share(metrics[name], float(find_bounds(terms, metrics).get(limit_name, 0))),
+            )
+            for who, metrics in known[:POINTS_MAX]
+        )
+        if points:
+            limit = float(terms["tolerance"].get(limit_name, 0))
+            strips.append(MetricStrip(name=name, title=title, limit=limit, points=points))
     return tuple(strips)
+
+
+def find_bounds(terms: dict[str, Any], metrics: dict[str, float]) -> dict[str, Any]:
+    """The bounds of the two engine classes that a verdict names; the run's tolerance where it names none."""
+    named = metrics.get("generating_class", 0) - 1, metrics.get("judging_class", 0) - 1
+    for pair in terms.get("class_bounds", {}).get("pairs", ()):
+        if (pair["generating"], pair["judging"]) == named:
+            return dict(zip(BOUNDED_NUMBERS, pair["numbers"], strict=True))
+    return dict(terms["tolerance"])
 
 
 def _compute_share(value: float, limit: float) -> float:
@@ -238,7 +256,7 @@ def read_submission(db: ReadTransaction, name: Digest) -> SubmissionView | None:
         tolerance=terms["tolerance"],
         rounds=read_rounds(db, name),
         verdicts=verdicts,
-        strips=make_metric_strips([(each.summary.validator, each.metrics) for each in verdicts], terms["tolerance"]),
+        strips=make_metric_strips([(each.summary.validator, each.metrics) for each in verdicts], terms),
         chunk_strips=(),
         history=read_history(db, name),
         rollouts=None,

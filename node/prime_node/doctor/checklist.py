@@ -7,6 +7,7 @@ factors are generous on purpose: a machine that is told it can work must not run
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from prime_node.doctor.classes import check_class
 from prime_node.doctor.facts import CoordinatorFacts, MachineReport, SourceFacts
 from prime_node.doctor.fit import describe_placement, list_usable_gpus, plan_gpus
 from prime_node.planning.plan import COPIES_ON_DISK
@@ -59,7 +60,7 @@ def build_checklist(examined: MachineReport, role: str) -> list[CheckResult]:
         *check_machine(examined, role),
         *check_devices(examined, role),
         *check_fit(examined, role),
-        *check_coordinator(examined.coordinator),
+        *check_coordinator(examined),
         *check_sources(examined.sources),
         *check_port(examined),
         *check_roles(examined),
@@ -181,7 +182,8 @@ def check_fit(examined: MachineReport, role: str) -> Iterator[CheckResult]:
 # --- The network ----------------------------------------------------------------------------------------------------
 
 
-def check_coordinator(line: CoordinatorFacts | None) -> Iterator[CheckResult]:
+def check_coordinator(examined: MachineReport) -> Iterator[CheckResult]:
+    line = examined.coordinator
     if line is None:
         advice = "ask the operator of the network for its URL: prime-node doctor --coordinator URL"
         yield CheckResult(
@@ -217,6 +219,8 @@ def check_coordinator(line: CoordinatorFacts | None) -> Iterator[CheckResult]:
         )
     if line.run:
         yield _judge_calibration(line)
+        if (own := check_class(examined, line)) is not None:
+            yield own
 
 
 def _judge_calibration(line: CoordinatorFacts) -> CheckResult:

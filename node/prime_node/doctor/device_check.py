@@ -39,7 +39,8 @@ def _multiply(torch: Any, device: str) -> dict[str, Any]:
         product = ones @ ones
         if not bool((product.float().cpu() == SIZE).all()):
             return {"problem": f"a product in {dtype} came out wrong"}
-    facts: dict[str, Any] = {"name": "", "took_ms": int(1000 * (time.monotonic() - began))}
+    capability = torch.backends.cpu.get_cpu_capability()
+    facts: dict[str, Any] = {"name": f"cpu {capability}", "took_ms": int(1000 * (time.monotonic() - began))}
     if device.startswith("cuda"):
         free, total = torch.cuda.mem_get_info(device)
         facts.update(name=torch.cuda.get_device_name(device), free_bytes=free, memory_bytes=total)

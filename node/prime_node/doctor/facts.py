@@ -97,6 +97,10 @@ class CoordinatorFacts:
     calibration: str = ""
     """On what the run's bounds were measured; empty where they were not."""
     calibrated_ms_ago: int | None = None
+    engine_classes: tuple[str, ...] = ()
+    """Those that the run has bounds for; empty where it does not tell them apart."""
+    is_closed: bool = False
+    """Whether the run takes work of these classes only."""
     round_trip_ms: int = 0
     skew_ms: int | None = None
     """By how much this machine's clock is ahead."""

@@ -26,7 +26,7 @@ from prime_node.doctor.machine import list_gpus, load_nvml, probe_disk, probe_po
 from prime_node.engine.process import build_environment
 from prime_node.joining import CoordinatorInfo, ListedRun, choose_run, complete_config, parse_coordinator_info
 from prime_node.weights.connection import ConnectionBroken, ConnectionPool
-from prime_protocol.constants import FRAME_BYTES_MAX
+from prime_protocol.constants import CLASS_CHARS_MAX, CLASSES_MAX, FRAME_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.guard import GossipGuard
 from prime_protocol.weights.manifest import ManifestKind, ManifestShard, open_manifest
@@ -59,11 +59,17 @@ async def probe_coordinator(config: NodeConfig, clock: Clock) -> CoordinatorFact
                 version_min=_to_int(row.get("version_min")),
                 calibration=str(row.get("calibration", "")),
                 calibrated_ms_ago=_get_age_ms(row.get("calibrated_at_ms"), sent_ms),
+                engine_classes=_list_texts(row.get("engine_classes")),
+                is_closed=row.get("is_closed") is True,
                 round_trip_ms=round_trip_ms,
                 skew_ms=_skew_ms(answer.get("now_ms"), sent_ms + round_trip_ms // 2),
             )
     except (LocalError, RemoteError, KeyError, TypeError, AttributeError) as error:
         return CoordinatorFacts(url=config.coordinator, problem=str(error))
+
+
+def _list_texts(found: object) -> tuple[str, ...]:
+    return tuple(str(each)[:CLASS_CHARS_MAX] for each in found[:CLASSES_MAX]) if isinstance(found, list) else ()
 
 
 def _get_age_ms(at_ms: object, now_ms: int) -> int | None:

@@ -19,6 +19,7 @@ from typing import Any
 
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.interface import NO_CAPACITY, EngineCapacity, EngineFacts
+from prime_node.engine.machine_class import get_engine_class
 from prime_node.engine.process import EngineDied, EngineProcess, OnQueue, build_command, build_environment
 from prime_node.engine.shared_lock import SharedLock
 from prime_protocol.errors import LocalError
@@ -247,6 +248,7 @@ class EngineManager:
             "engine": facts.engine if facts else str(self._config.engine),
             "device": facts.device if facts else self._config.device,
             "precision": facts.precision if facts else "",
+            "engine_class": (get_engine_class(facts) or "") if facts else "",
             "pid": self._process.pid if self._process else None,
             "loaded": str(self.loaded) if self.loaded else None,
             "restarts": self.restarts,

@@ -17,10 +17,9 @@ VERSION = re.compile(r"([0-9]+\.[0-9]+)")
 
 def get_engine_class(facts: EngineFacts) -> EngineClass | None:
     """None for an engine that does not say what it is."""
-    version = VERSION.match(facts.version)
     parts = (
-        make_slug(facts.device_model)[:DEVICE_CHARS_MAX].strip("-"),
-        f"{make_slug(facts.engine)}-{version[1]}" if version else "",
+        make_device_slug(facts.device_model),
+        make_engine_slug(facts.engine, facts.version),
         make_slug(facts.attention),
         make_slug(facts.precision),
         f"tp{facts.tensor_parallel}",
@@ -31,6 +30,16 @@ def get_engine_class(facts: EngineFacts) -> EngineClass | None:
         return EngineClass("/".join(parts))
     except RemoteError:
         return None
+
+
+def make_device_slug(model: str) -> str:
+    return make_slug(model)[:DEVICE_CHARS_MAX].strip("-")
+
+
+def make_engine_slug(name: str, version: str) -> str:
+    """Empty without a version. The third number is left out: 0.33.1 computes as 0.33.0 does."""
+    known = VERSION.match(version)
+    return f"{make_slug(name)}-{known[1]}" if known else ""
 
 
 def make_slug(text: str) -> str:

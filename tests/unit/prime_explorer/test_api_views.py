@@ -10,6 +10,7 @@ from prime_protocol.constants import PROTOCOL_VERSION, TILE_HASHES
 from prime_protocol.ledger.entries import NodeStatus, NodeStatusSet, Outcome, Role
 from prime_protocol.log.merkle import MerkleTree, compute_leaf_hash, compute_root, verify_consistency, verify_inclusion
 from prime_protocol.log.tree_head import SignedNote, TreeHead
+from prime_protocol.proofs.class_bounds import parse_class_bounds
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import LeaseRequest, NodeActivity
 from support.app_context import FakeAppContext
@@ -41,13 +42,21 @@ async def test_status_counts_what_is_there(tmp_path: Path) -> None:
 
 
 async def test_run_shows_its_terms_and_steps(tmp_path: Path) -> None:
-    world = World.started(calibration="two machines", calibrated_at_ms=1_700_000_000_000)
+    table = parse_class_bounds(["gpu-a/x > gpu-b/x: margin_max=0.25", "gpu-c"], TERMS.tolerance, is_closed=True)
+    calibrated = {"calibration": "two machines", "calibrated_at_ms": 1_700_000_000_000}
+    world = World.started(**calibrated, class_bounds=table, version_min=3)
     world.lease("ann", 0, 2)
     async with reading(await FakeAppContext.open(world, tmp_path)) as client:
+        (live,) = (await ask(client, "/status"))["runs"]
         view = await ask(client, f"/runs/{RUN}")
+        page = await (await client.get(f"/runs/{RUN}", headers={"Accept": "text/html"})).text()
         (card,) = await ask_all(client, "/runs")
     assert (card["calibration"], card["calibrated_at_ms"]) == ("two machines", 1_700_000_000_000)
     assert view["terms"]["trainer"] == str(world.id("trainer"))
+    assert (live["engine_classes"], live["is_closed"]) == (["gpu-a/x", "gpu-b/x", "gpu-c"], True)
+    assert view["class_bounds"] == [{"generating": "gpu-a/x", "judging": "gpu-b/x", "numbers": {"margin_max": 0.25}}]
+    assert "Bounds of 1 pairs of engine classes" in page
+    assert "margin_max 0.25" in page
     assert [(step["step"], step["slots_held"], step["leases"]) for step in view["steps"]["rows"]] == [(0, 2, 1)]
     assert (card["run"], card["leases_open"], card["validators"]) == (RUN, 1, 9)
 

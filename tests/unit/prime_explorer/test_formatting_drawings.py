@@ -1,12 +1,15 @@
 """Pictures show what they are given, against the right line, and let no text become markup."""
 
+import json
 import xml.etree.ElementTree as ElementTree
+from dataclasses import asdict
 
 from fuzz.test_fuzz_node_work import make_evidence
 from prime_explorer.formatting import draw_lineage, draw_network, draw_strips, draw_timeline
 from prime_explorer.pages.live import ServingNode
 from prime_explorer.pages.runs import LineageRow, StepSummary, compute_waits
 from prime_explorer.pages.submissions import make_metric_strips, read_chunk_strips
+from prime_protocol.proofs.class_bounds import parse_class_bounds
 from support.ledger_network import TERMS
 
 TOLERANCE = {name: getattr(TERMS.tolerance, name) for name in TERMS.tolerance.__slots__}
@@ -20,7 +23,8 @@ def parts(picture: str, kind: str) -> list[ElementTree.Element]:
 
 def test_numbers_of_verdicts_stand_left_or_right_of_what_is_allowed() -> None:
     strips = make_metric_strips(
-        [(ANN, {"margin_max": 0.5, "rows": 3.0}), (BOB, {"margin_max": 2.5, "margin_mean": float("nan")})], TOLERANCE
+        [(ANN, {"margin_max": 0.5, "rows": 3.0}), (BOB, {"margin_max": 2.5, "margin_mean": float("nan")})],
+        {"tolerance": TOLERANCE},
     )
     assert [(strip.name, strip.limit, [point.share for point in strip.points]) for strip in strips] == [
         ("margin_max", 1.0, [0.5, 2.5])
@@ -31,8 +35,18 @@ def test_numbers_of_verdicts_stand_left_or_right_of_what_is_allowed() -> None:
     assert (left.get("class"), right.get("class")) == ("point", "point over")
 
 
+def test_a_verdict_that_names_two_classes_is_drawn_by_their_bounds() -> None:
+    table = parse_class_bounds(["a > b: margin_max=0.25"], TERMS.tolerance)
+    terms = json.loads(json.dumps({"tolerance": TOLERANCE, "class_bounds": asdict(table)}))
+    classes = {"margin_max": 0.5, "generating_class": 1.0, "judging_class": 2.0}
+    (strip,) = make_metric_strips([(ANN, classes), (BOB, {**classes, "judging_class": 1.0})], terms)
+    assert [point.share for point in strip.points] == [2.0, 0.5]
+
+
 def test_a_limit_of_nothing_is_passed_by_anything() -> None:
-    (strip,) = make_metric_strips([(ANN, {"sign_mismatches_max": 0.0}), (BOB, {"sign_mismatches_max": 1.0})], {})
+    (strip,) = make_metric_strips(
+        [(ANN, {"sign_mismatches_max": 0.0}), (BOB, {"sign_mismatches_max": 1.0})], {"tolerance": {}}
+    )
     assert [point.share for point in strip.points] == [0.0, 2.0]
 
 

@@ -64,6 +64,27 @@ def test_a_good_machine_has_nothing_to_do() -> None:
     ]
 
 
+OWN_CLASS = "cpu-avx2/torch-2.13/prime/float32/tp1"
+H100_CLASSES = ("nvidia-h100/torch-2.13/sdpa/bfloat16/tp1", "nvidia-h100/vllm-0.33/flash-attn/bfloat16/tp1")
+
+
+def test_a_machine_is_told_its_classes_and_whether_the_run_has_bounds_for_them() -> None:
+    engine = replace(GOOD.engine, torch="2.13.0+cpu", devices=(replace(CPU, name="cpu AVX2"),))
+    for classes, is_closed, grade, found, advice in (
+        ((OWN_CLASS, *H100_CLASSES), True, CheckGrade.GOOD, f"{OWN_CLASS}: calibrated", ""),
+        (H100_CLASSES, False, CheckGrade.NOTE, "cpu-avx2/torch-2.13: none of the run's 2 classes", "by the default"),
+        (H100_CLASSES, True, CheckGrade.MISSING, "cpu-avx2/torch-2.13: none", "the run takes no work of it"),
+    ):
+        coordinator = replace(GOOD.coordinator, engine_classes=classes, is_closed=is_closed)
+        line = lines_of(engine=engine, coordinator=coordinator)["engine class"]
+        assert (line.grade, line.found.startswith(found), advice in line.advice) == (grade, True, True)
+    both = replace(engine, vllm="0.33.1", devices=(*engine.devices, replace(GPU, name="NVIDIA H100")))
+    line = lines_of(engine=both, coordinator=replace(GOOD.coordinator, engine_classes=H100_CLASSES))["engine class"]
+    assert line.found == f"{', '.join(H100_CLASSES)}: calibrated"
+    for changes in ({"engine": None}, {"engine": replace(engine, torch="")}):
+        assert "engine class" not in lines_of(coordinator=coordinator, **changes)
+
+
 @pytest.mark.parametrize(
     ("changes", "what", "grade", "found", "advice"),
     [
