@@ -25,13 +25,13 @@ from typing import TypeVar
 import numpy as np
 from benchmark import BenchmarkParser, print_result
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.interface import Completion, GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow, measure_row
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.jobs.file_checks import weigh_rows
 from prime_protocol.proofs.tolerance import Tolerance
 from prime_protocol.wire.ids import Digest
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 VOCABULARY, PROMPT_TOKENS, TOKENS = 512, 16, 512
 SAMPLING = Sampling(temperature=1.0, eos=frozenset(), tokens_max=TOKENS)

@@ -37,10 +37,10 @@ import torch
 import transformers
 from benchmark import BenchmarkParser, print_result
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.interface import GenerateRequest, Sampling
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.engine.torch.generation import ProofBuilder
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = ROOT / ".vllm" / "bin" / "python"

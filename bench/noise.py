@@ -21,7 +21,6 @@ from pathlib import Path
 from benchmark import BenchmarkParser, print_result
 from noise_blocks import Measurement, RowsByPair, TimeIsUp
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.calibration.fit import CalibrationTarget
 from prime_node.calibration.measure import EMULATED, FLOAT32, CalibrationPlan, plan_setups, random_prompts
 from prime_node.calibration.noise import collect_noise
@@ -33,6 +32,7 @@ from prime_node.jobs.file_checks import weigh_rows
 from prime_protocol.proofs.class_bounds import EngineClass
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_runtime.model_files import ModelFiles
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 VLLM = Path(__file__).parents[1] / ".vllm/bin/python"
 VOCABULARY, CONTEXT = 512, 1024

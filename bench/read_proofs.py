@@ -16,7 +16,6 @@ import numpy as np
 from benchmark import BenchmarkParser
 
 from prime_lab.cheats.models import cut_layers, quantise_fp8, quantise_int4, quantise_int8, write_modified_checkpoint
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.interface import ForwardResult, GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.torch.engine import TorchEngine
 from prime_protocol.constants import READ_PROOF_BYTES, READ_PROOF_ERROR_MAX, READ_PROOF_PROBES
@@ -29,6 +28,7 @@ from prime_protocol.proofs.read_proofs import (
 )
 from prime_protocol.proofs.toploc_numpy import Bits
 from prime_protocol.wire.ids import Digest, NodeId
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 States = dict[int, Bits]
 HONEST = ("float32, one row at a time", "bfloat16, read twice", "bfloat16, rounded")

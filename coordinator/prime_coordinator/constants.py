@@ -246,3 +246,12 @@ DISK_FREE_BYTES_NOTED = 20 * 10**9
 DISK_FREE_BYTES_MIN = 2 * 10**9
 """What `check` calls too long without a checkpoint, too little money in a pool, too old a calibration, and too little
 disk: a day to react is left everywhere, and 2 GB are a snapshot, the index and a few large uploads."""
+
+QUICKSTART_FAUCET_NANO = 1_000 * 10**9
+"""What a new node of a quickstart network gets: ten times the default stake."""
+QUICKSTART_DEPOSIT = 1_000_000
+QUICKSTART_POOL = 100_000
+"""Play money in whole units: the pool pays 50,000 steps of the default budget."""
+
+QUICKSTART_READY_S = 180
+"""How long quickstart waits until others can join. A model of a few gigabytes is published within it."""

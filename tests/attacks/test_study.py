@@ -23,9 +23,9 @@ from prime_lab.attacks.study import (
     open_engine,
     run_study,
 )
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.interface import Sampling, TokenSequence
 from prime_protocol.proofs.tolerance import Precision
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 ATTACKS = tuple(attack for attack in MODEL_ATTACKS if attack.name in ("int8-cache", "learned-proof"))
 

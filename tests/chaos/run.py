@@ -27,12 +27,12 @@ from chaos.services import Bucket, Postgres
 from chaos.stopwatch import Stopwatch
 from prime_coordinator.log.verify import verify_log
 from prime_lab.devnet import recipe
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.storage.journal import JobState, Journal
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_runtime.log_files import read_leaves
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 UP_S = 240.0
 RECOVER_S = 90.0

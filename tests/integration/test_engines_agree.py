@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.config import EngineConfig, EngineKind
 from prime_node.engine.measurement import ClaimedRow
 from prime_node.engine.process import EngineProcess, build_command, build_environment
 from prime_node.jobs.file_checks import weigh_rows
 from prime_protocol.proofs.tolerance import Precision, Tolerance
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.engine_claims import AUDIT, CHANGED, FLOAT32, SAMPLING, VLLM, make_orders, write
 from support.spliced_weights import splice_checkpoint
 

@@ -9,13 +9,13 @@ import pytest
 
 from prime_coordinator.admin.operator_api import OPERATOR_ENTRY_ENDPOINTS
 from prime_coordinator.home import load_key
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.storage.journal import JobState
 from prime_protocol.ledger.entries import NodeStatus, RunCreated, RunStatus, RunStatusSet
 from prime_protocol.wire.ids import RunId
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.client import open_client
 from prime_runtime.http.config import ClientLimits
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.processes.coordinator import NETWORK, RUN, key_of, terms
 from support.processes.nodes import TERMS, VOCABULARY, Network, Node, alter_checkpoint, running_network
 from support.processes.swarm import until, write_key

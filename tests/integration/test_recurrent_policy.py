@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from prime_lab.devnet.tiny_models import EOS_TOKEN, make_recurrent_checkpoint
 from prime_node.engine.interface import Completion, GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.torch.engine import TorchEngine
 from prime_protocol.proofs.tolerance import ToplocThresholds
@@ -21,6 +20,7 @@ from prime_protocol.wire.ids import Digest, Step
 from prime_trainer.checkpoints import TrainState, save_checkpoint
 from prime_trainer.data.packing import PackLayout, Sample
 from prime_trainer.model.distributed import RankGroup
+from prime_trainer.model.tiny import EOS_TOKEN, make_recurrent_checkpoint
 from prime_trainer.publish.publisher import make_bf16_copy
 from support.training_samples import make_learner
 

@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file
 
 from integration.test_trainer_killed import check_end, finish
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_trainer.model.distributed import RankGroup
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.processes.killable_trainer import get_server, run_rank
 from support.processes.swarm import WAIT_S
 from support.processes.trainer import running_scene

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import numpy as np
 
-from prime_lab.devnet.tiny_models import EOS_TOKEN
 from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow
 from prime_node.engine.process import EngineProcess
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_protocol.wire.ids import Digest
+from prime_trainer.model.tiny import EOS_TOKEN
 
 VLLM = Path(__file__).parents[2] / ".vllm"
 SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=70)

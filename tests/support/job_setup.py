@@ -8,7 +8,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.agent.events import Generate
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.pool import EnginePool
@@ -28,6 +27,7 @@ from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import SubmissionReceipt, compute_receipt_id
 from prime_runtime.clock import SystemClock
 from prime_runtime.model_files import ModelFiles
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.ledger_network import TERMS
 
 NETWORK, RUN = NetworkId("testnet"), RunId("run-1")

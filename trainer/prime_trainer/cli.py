@@ -45,6 +45,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_version(parser)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     add_keys(commands)
+    add_model(commands)
     add_weights(commands)
     add_model_commands(commands, command)
     text = "train on what the run accepts and publish each step, until stopped; resumes after any kind of exit"
@@ -66,6 +67,16 @@ def add_keys(commands: Any) -> None:
     for action in (new, show):
         action.add_argument("--key", type=Path, default=Path("trainer.json"), help="its file (default: trainer.json)")
     new.add_argument("--password-file", type=Path, help="file whose first line is the password; prompts if not given")
+
+
+def add_model(commands: Any) -> None:
+    model = commands.add_parser("model", help="make a model to try a network with")
+    actions = model.add_subparsers(dest="action", required=True, metavar="ACTION")
+    text = "write a tiny model with random weights: it can learn sort-digits and arithmetic on a CPU"
+    tiny = actions.add_parser("tiny", help=text, description=text)
+    tiny.add_argument("--out", type=Path, required=True, help="folder to write; it must not exist or be empty")
+    tiny.add_argument("--seed", type=int, default=0, help="the same seed gives the same bytes (default: 0)")
+    tiny.add_argument("--recurrent", action="store_true", help="one without attention")
 
 
 def add_weights(commands: Any) -> None:
@@ -201,6 +212,18 @@ def ask_password(file: Path | None) -> str:
     if len(password) < PASSWORD_CHARS_MIN:
         raise LocalError(f"the password has {len(password)} characters, it needs at least {PASSWORD_CHARS_MIN}")
     return password
+
+
+def run_model(args: argparse.Namespace) -> int:
+    from prime_protocol.errors import LocalError
+    from prime_trainer.model.tiny import make_recurrent_checkpoint, make_tiny_checkpoint
+
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise LocalError(f"{args.out} exists and is not overwritten; choose another folder with --out")
+    make = make_recurrent_checkpoint if args.recurrent else make_tiny_checkpoint
+    make(args.out, seed=args.seed)
+    print(f"written to {args.out}: config.json, tokenizer.json and random weights")
+    return 0
 
 
 # --- Commands about a model -------------------------------------------------------------------------------------------
@@ -407,6 +430,7 @@ def get_lock_path(args: argparse.Namespace) -> Path:
 
 COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "keys": run_keys,
+    "model": run_model,
     "sft": run_sft,
     "eval": run_eval,
     "filter": run_filter,

@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from prime_coordinator.constants import PORT
 from prime_explorer.config import ROWS_PER_PAGE
 from prime_runtime.cli import SettingsHelp, add_completion, add_version
 
@@ -78,6 +79,7 @@ def build_parser(
     # Flags that both a command and its action take are absent unless given: an action's default would win otherwise.
     parser.set_defaults(folder=None, url=None, authority=None, json=False, limit=ROWS_PER_PAGE, all=False)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_quickstart(commands)
     _add_life(commands, settings, command)
     _add_runs(commands, terms)
     _add_nodes(commands)
@@ -128,6 +130,22 @@ def _detail(commands: Group, name: str, route: str, param: str, text: str) -> No
     _add(parser, "--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("name", metavar=param.upper())
     parser.set_defaults(route=route, param=param)
+
+
+def _add_quickstart(commands: Group) -> None:
+    text = "make and run a whole test network on this machine, and print each command that does it"
+    quickstart: argparse.ArgumentParser = commands.add_parser("quickstart", help=text, description=text)
+    quickstart.set_defaults(task="quickstart:quickstart")
+    add = quickstart.add_argument
+    add("--folder", type=Path, help="folder of the whole network. Default: ~/prime-quickstart.")
+    add("--network", metavar="NAME", help="name of the network. Default: devnet.")
+    add("--host", help="name or address by which other machines reach this one. Default: this machine only.")
+    add("--port", type=int, default=PORT, help=f"of the coordinator; the next one serves weights (default {PORT})")
+    add("--run", default="demo", metavar="NAME", help="name of the run (default demo)")
+    add("--model", help="tiny, or the folder of a model. Default: tiny.")
+    add("--task-set", help="what to train on, as in docs/protocol/tasks.md. Default: sort-digits.")
+    add("--yes", action="store_true", help="take the defaults; do not ask")
+    add("--exit", action="store_true", help="stop everything once others could join")
 
 
 def _add_life(commands: Group, settings: SettingsHelp, command: str) -> None:

@@ -20,7 +20,6 @@ from prime_lab.attacks.study import BFLOAT16, IMITATED, open_engine
 from prime_lab.cheats.engines import Cheat, SelectiveAnswerSheet
 from prime_lab.cheats.registry import open_cheat
 from prime_lab.devnet.recipe import OUTPUT_TOKENS, PROMPT_TOKENS, WARM_STEPS
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.calibration.fit import CalibrationTarget, fit_tolerance
 from prime_node.calibration.noise import collect_noise
 from prime_protocol.ledger.entries import Outcome
@@ -28,6 +27,7 @@ from prime_protocol.ledger.run_record import RunRecord
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_protocol.rollouts.file import write_rollouts
 from prime_protocol.rollouts.rollout import Rollout
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 LEASE_SLOTS = 8
 FILES_MAX = 24

@@ -45,8 +45,8 @@ from prime_lab.attacks.study import (
     run_study,
 )
 from prime_lab.attacks.tokenizer_attacks import attack_tokenizers
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.proofs.tolerance import Precision, Tolerance
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 REASON_CHARS = 60
 

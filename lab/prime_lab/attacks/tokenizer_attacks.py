@@ -16,7 +16,6 @@ from prime_lab.attacks.catalog import (
     HOSTILE_TOKENIZER,
 )
 from prime_lab.attacks.harness import RUN, STEP, TASK_SET, digest_words, make_terms
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint, make_tokenizer
 from prime_node.jobs.generate import list_samples, make_requests
 from prime_node.jobs.step_context import StepContext
 from prime_protocol.errors import LocalError
@@ -25,6 +24,7 @@ from prime_protocol.tasks.family import TaskSetSpec
 from prime_protocol.tasks.registry import open_family
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.tokenizer_process import TokenizerLimits
+from prime_trainer.model.tiny import make_tiny_checkpoint, make_tokenizer
 
 VOCABULARY = 64
 LIMITS = TokenizerLimits(wall_ms=30_000, cpu_s=1, memory_bytes=256 * 2**20)

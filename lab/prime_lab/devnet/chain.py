@@ -26,11 +26,11 @@ from prime_lab.devnet.plan import (
     get_password_file,
     make_flags,
 )
-from prime_lab.devnet.processes import RunningProcess
 from prime_lab.devnet.summary import NamedEvent, count_open_slashes, describe_events, list_missing_events
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import NodeId, checksum_address
 from prime_protocol.wire.signing import WalletKey
+from prime_runtime.child_processes import RunningProcess
 from prime_runtime.clock import SystemClock
 from prime_runtime.keys import create_key_file, write_key_file
 
@@ -156,7 +156,7 @@ class DevnetChain:
         words = ("--rpc", self.rpc, "--appeal-bond-max-nano", str(recipe.BOND))
         return replace(party, words=(*party.words, *words))
 
-    async def tell(self, running: list[RunningProcess]) -> tuple[list[str], list[str]]:
+    async def tell(self, running: list[RunningProcess[DevnetProcess]]) -> tuple[list[str], list[str]]:
         """At the end: what the contracts saw; the workers claim what they earned, and one of them leaves. Then what of
         all that is missing.
         """

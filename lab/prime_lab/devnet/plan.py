@@ -1,6 +1,5 @@
 """A devnet before anything runs: its parties, their folders, and the command line that starts each of them. Pure."""
 
-import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -86,12 +85,6 @@ class DevnetProcess:
     @property
     def log(self) -> Path:
         return self.folder.parent / f"{self.name}.log"
-
-    @property
-    def command(self) -> list[str]:
-        """The same command with this interpreter, independent of the PATH."""
-        program, *words = self.words
-        return [sys.executable, "-m", f"{program.replace('-', '_')}.cli", *words]
 
 
 def get_password_file(plan: DevnetPlan) -> Path:

@@ -41,7 +41,6 @@ from prime_lab.devnet.plan import (
     make_run_argv,
     make_trainer_argv,
 )
-from prime_lab.devnet.processes import ProcessFailedError, RunningProcess, run_command
 from prime_lab.devnet.summary import DevnetSummary, LogSummary, summarize_log
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.randomness_chain import sign_round
@@ -49,6 +48,7 @@ from prime_protocol.ledger.replay import replay
 from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.weights.manifest import ManifestKind, open_manifest
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
+from prime_runtime.child_processes import ProcessFailedError, RunningProcess, run_command
 from prime_runtime.keys import load_key_file, read_key_address
 from prime_runtime.lock import read_lock_info
 from prime_runtime.log_files import read_leaves, read_tree_head
@@ -76,7 +76,7 @@ class Devnet:
     names: dict[NodeId, str] = field(default_factory=dict)
     """Which node is which party."""
     url: str = ""
-    running: list[RunningProcess] = field(default_factory=list)
+    running: list[RunningProcess[DevnetProcess]] = field(default_factory=list)
     began_s: float = field(default_factory=time.monotonic)
     chain: DevnetChain | None = None
 
@@ -100,7 +100,7 @@ class Devnet:
         return plan.model or await self._warm_up()
 
     async def _warm_up(self) -> Path:
-        from prime_lab.devnet.tiny_models import make_recurrent_checkpoint, make_tiny_checkpoint
+        from prime_trainer.model.tiny import make_recurrent_checkpoint, make_tiny_checkpoint
 
         plan = self.plan
         self.say("warming a tiny model up, so that some of its answers are right")
@@ -241,7 +241,7 @@ class Devnet:
         return str(find_url())
 
     async def _until(
-        self, party: RunningProcess, is_so: Callable[[], bool], what: str, limit_s: float = START_S
+        self, party: RunningProcess[DevnetProcess], is_so: Callable[[], bool], what: str, limit_s: float = START_S
     ) -> None:
         deadline_s = time.monotonic() + limit_s
         while time.monotonic() < deadline_s:

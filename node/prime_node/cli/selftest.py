@@ -10,11 +10,11 @@ from pathlib import Path
 from prime_node.cli.context import NodeCliContext
 from prime_node.doctor.machine import list_gpus, load_nvml, read_cpu, read_memory
 from prime_node.engine.config import EngineConfig, EngineKind
-from prime_node.selftest.random_model import write_random_model
 from prime_node.selftest.report import COLUMNS, find_problems, list_lines
 from prime_node.selftest.session import EngineVariant, SelftestPlan, run_selftest
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.tolerance import Precision
+from prime_runtime.random_model import write_random_model
 
 EXIT_PROBLEM = 3
 SMALL = {"vocabulary": 2048, "hidden": 128, "layers": 2, "heads": 4, "kv_heads": 2, "intermediate": 512}

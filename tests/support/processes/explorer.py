@@ -24,7 +24,6 @@ from selenium.webdriver.support.wait import WebDriverWait
 from prime_coordinator.config import LogWriterConfig
 from prime_coordinator.intervals import IntervalsConfig
 from prime_explorer.config import ExplorerConfig
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.gossip.messages import RELAY_PUBLISH, RelayPublish, ServingRecord, seal_gossip
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
@@ -45,6 +44,7 @@ from prime_protocol.wire.messages import AuditTask, UploadPurpose
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, VerdictReceipt, compute_receipt_id, sign_document
 from prime_runtime.clock import SystemClock
 from prime_runtime.model_files import digest_model_files
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.ledger_network import STAKE, make_registration
 from support.processes.coordinator import (
     FUND,

@@ -16,10 +16,10 @@ import numpy as np
 
 from prime_coordinator.config import LogWriterConfig
 from prime_coordinator.intervals import IntervalsConfig
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.storage.journal import JobRecord, Journal
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_runtime.http.coordinator_api import JsonClient, open_json_client
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.processes.coordinator import make_folder, read_entries, running
 from support.processes.swarm import Command, Relay, Swarm, run_command
 

@@ -16,7 +16,6 @@ import numpy as np
 
 from prime_coordinator.config import LogWriterConfig
 from prime_coordinator.intervals import IntervalsConfig
-from prime_lab.devnet.tiny_models import EOS_TOKEN, VOCABULARY_CHARACTERS, make_tiny_checkpoint
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
@@ -28,6 +27,7 @@ from prime_protocol.tasks.registry import open_family
 from prime_protocol.wire.ids import Digest, Sample, Slot
 from prime_protocol.wire.messages import LEASE, STEP, LeaseReply, LeaseRequest, StepReply, StepRequest, UploadPurpose
 from prime_protocol.wire.typed_data import compute_receipt_id
+from prime_trainer.model.tiny import EOS_TOKEN, VOCABULARY_CHARACTERS, make_tiny_checkpoint
 from support.processes.coordinator import (
     NETWORK,
     RUN,

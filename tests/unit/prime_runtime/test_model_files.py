@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
 from prime_protocol.errors import LocalError
 from prime_protocol.tasks.family import TaskSetSpec
 from prime_protocol.tasks.registry import open_family
 from prime_runtime.model_files import BYTES_MAX, ModelFiles, digest_model_files
+from prime_trainer.model.tiny import EOS_TOKEN, make_tiny_checkpoint
 
 
 def change(folder: Path, name: str = "config.json", **values: Any) -> Path:

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from prime_lab.devnet.tiny_models import make_tokenizer
 from prime_protocol.errors import LocalError
 from prime_runtime.tokenizer_process import (
     BATCH_BYTES,
@@ -24,6 +23,7 @@ from prime_runtime.tokenizer_process import (
     build_environment,
     split_batches,
 )
+from prime_trainer.model.tiny import make_tokenizer
 
 FAKE_TOKENIZER = str(Path(__file__).parents[2] / "support" / "fake_tokenizer.py")
 HONEST = make_tokenizer(32)

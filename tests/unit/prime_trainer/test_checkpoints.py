@@ -7,7 +7,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.errors import LocalError
 from prime_protocol.wire.ids import Digest, Step
 from prime_trainer.checkpoints import (
@@ -23,6 +22,7 @@ from prime_trainer.config import BatchConfig, LossConfig, OptimizerConfig
 from prime_trainer.model.distributed import RankGroup
 from prime_trainer.model.optimizer import GradientGuard, make_optimizer
 from prime_trainer.model.policy import PolicyModel
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from prime_trainer.publish.publisher import make_bf16_copy, verify_model_files
 from prime_trainer.train import Learner
 from support.training_samples import flip_bit, make_sample

@@ -6,7 +6,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.errors import LocalError
 from prime_protocol.weights.manifest import ManifestKind, SignedManifest
 from prime_protocol.wire.ids import Step
@@ -15,6 +14,7 @@ from prime_runtime.shardcast.publish import publish_checkpoint
 from prime_runtime.shardcast.store import ShardStore
 from prime_trainer.checkpoints import SavedCheckpoint, TrainState, find_newest_checkpoint, save_checkpoint
 from prime_trainer.config import PublishConfig
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from prime_trainer.publish.publisher import make_bf16_copy
 from prime_trainer.resume import repair_checkpoints
 from support.gossip_examples import NETWORK, NOW_MS, RUN, key_of

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.errors import LocalError
 from prime_trainer.cli import main
 from prime_trainer.config import EvalConfig, SftConfig
 from prime_trainer.evaluate import TaskScore, batch_by_length, choose_tasks, cut_at_eos, evaluate
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from prime_trainer.sft import read_examples, train_sft
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_trainer.config import BatchConfig
 from prime_trainer.data.packing import Sample
 from prime_trainer.model.optimizer import make_optimizer
 from prime_trainer.model.policy import PolicyModel
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from prime_trainer.train import Learner
 from support.training_samples import make_learner, make_sample
 

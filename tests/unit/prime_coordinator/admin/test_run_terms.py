@@ -9,7 +9,6 @@ import pytest
 
 from prime_coordinator.admin.calibrations import NAMED_CALIBRATIONS, SMOLLM2_135M, NamedCalibration
 from prime_coordinator.admin.run_terms import TermsConfig, change_terms, read_model_config, read_terms
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.rewards import TransformerShape, compute_flop_per_context_token, compute_flop_per_token
 from prime_protocol.ledger.terms import ANY_MODEL_FILES, RunTerms
@@ -17,6 +16,7 @@ from prime_protocol.proofs.tolerance import Precision
 from prime_protocol.wire.ids import NodeId
 from prime_runtime.model_files import digest_model_files
 from prime_runtime.settings.schema import ConfigError
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 LEAST = {
     "trainer": "0x" + "11" * 20,

@@ -10,12 +10,12 @@ import pytest
 from prime_explorer.config import ROLLOUTS_SHOWN
 from prime_explorer.index.fold import encode_json
 from prime_explorer.pages.rollouts import find_tokenizer, read_rollout_views
-from prime_lab.devnet.tiny_models import EOS_TOKEN, VOCABULARY_CHARACTERS, make_tiny_checkpoint
 from prime_protocol.rollouts.file import write_rollouts
 from prime_protocol.tasks.family import TaskSetSpec
 from prime_protocol.tasks.registry import open_family
 from prime_protocol.wire.strict_json import parse_json
 from prime_runtime.model_files import ModelFiles
+from prime_trainer.model.tiny import EOS_TOKEN, VOCABULARY_CHARACTERS, make_tiny_checkpoint
 from support.ledger_network import TERMS
 from support.rollout_examples import HEADER, LIMITS, honest_file, rollout, rollouts
 

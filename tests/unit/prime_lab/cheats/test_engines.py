@@ -8,7 +8,6 @@ import pytest
 from prime_lab.cheats.process import write_interpreter
 from prime_lab.cheats.proof_forgery import measure_ignoring_proofs
 from prime_lab.cheats.registry import CHEATS, PROOF_CHEATS, open_cheat
-from prime_lab.devnet.tiny_models import EOS_TOKEN, VOCABULARY_CHARACTERS, make_tiny_checkpoint
 from prime_node.engine.interface import Completion, Engine, GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow, measure_row
 from prime_node.engine.torch.engine import TorchEngine
@@ -16,6 +15,7 @@ from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import parse_proofs
 from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest
+from prime_trainer.model.tiny import EOS_TOKEN, VOCABULARY_CHARACTERS, make_tiny_checkpoint
 
 SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=8)
 MARGIN_MAX = 0.05

@@ -17,7 +17,7 @@ from prime_lab.devnet.plan import (
     make_run_argv,
     make_trainer_argv,
 )
-from prime_lab.devnet.tiny_models import make_recurrent_checkpoint
+from prime_trainer.model.tiny import make_recurrent_checkpoint
 
 PLAN = DevnetPlan(folder=Path("/somewhere"))
 COORDINATOR = "0x" + "11" * 20

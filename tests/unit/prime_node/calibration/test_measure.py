@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
 from prime_node.calibration.files import CalibrationFile, MeasuredModel
 from prime_node.calibration.measure import (
     DECOY_SEED,
@@ -32,6 +31,7 @@ from prime_protocol.proofs.class_bounds import parse_class_bounds
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 from prime_protocol.wire.ids import NodeId
 from prime_runtime.model_files import ModelFiles
+from prime_trainer.model.tiny import EOS_TOKEN, make_tiny_checkpoint
 from support.job_setup import KEY
 
 DOUBLE = str(Path(__file__).parents[3] / "support/fake_engine.py")

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
 from prime_node.engine.config import EngineConfig, EngineKind, inherit_gpu_variables
 from prime_node.engine.devices import EngineDevices, GpuMemory, describe_devices, list_devices, parse_devices
 from prime_node.engine.interface import GenerateRequest, Sampling
@@ -23,6 +22,7 @@ from prime_protocol.proofs.tolerance import Precision
 from prime_protocol.wire.ids import Digest
 from prime_runtime.clock import SystemClock
 from prime_runtime.settings.schema import ConfigError
+from prime_trainer.model.tiny import EOS_TOKEN, make_tiny_checkpoint
 
 DOUBLE = str(Path(__file__).parents[3] / "support/fake_engine.py")
 ROOT, OTHER = Digest(sha256(b"a checkpoint").digest()), Digest(sha256(b"another").digest())

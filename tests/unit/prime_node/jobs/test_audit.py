@@ -8,7 +8,6 @@ from hashlib import sha256
 import pytest
 import pytest_asyncio
 
-from prime_lab.devnet.tiny_models import make_tokenizer
 from prime_node.agent.events import AuditDone, AuditFailed
 from prime_node.engine.config import EngineConfig
 from prime_node.jobs.evidence_bundle import (
@@ -28,6 +27,7 @@ from prime_protocol.wire.codec import encode
 from prime_protocol.wire.ids import Digest, NodeId
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, sign_document
 from prime_runtime.clock import SystemClock
+from prime_trainer.model.tiny import make_tokenizer
 from support.audit_bench import Bench, make_bench
 from support.job_setup import KEY, JobSetup, digest
 

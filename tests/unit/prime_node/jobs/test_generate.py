@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from prime_lab.devnet.tiny_models import make_tokenizer
 from prime_node.agent.events import FinishedFile, Generated, GenerationFailed, GenerationProgressed
 from prime_node.engine.interface import EngineCapacity, EngineQueue
 from prime_node.engine.lifecycle import EngineState
@@ -23,6 +22,7 @@ from prime_protocol.wire.ids import Digest, Step
 from prime_protocol.wire.messages import StepReply
 from prime_runtime.http.client import Unreachable
 from prime_runtime.model_files import ModelFiles
+from prime_trainer.model.tiny import make_tokenizer
 from support.job_setup import KEY, RUN, SETUP_TERMS, JobSetup, digest, grant, wanted
 
 

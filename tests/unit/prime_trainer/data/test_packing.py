@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_trainer.config import LossConfig
 from prime_trainer.data.packing import (
     Pack,
@@ -21,6 +20,7 @@ from prime_trainer.data.packing import (
 )
 from prime_trainer.loss import compute_loss
 from prime_trainer.model.policy import PolicyModel
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.training_samples import make_sample
 
 RULE = LossConfig(entropy_weight=0.01)

@@ -8,10 +8,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma2Config, MambaConfig
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.errors import LocalError
 from prime_trainer.data.packing import PackLayout, make_packs
 from prime_trainer.model.policy import PolicyModel
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.training_samples import make_sample
 
 TINY = {"vocab_size": 32, "hidden_size": 32, "num_hidden_layers": 1}

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_protocol.errors import LocalError
 from prime_trainer.cli import main
 from prime_trainer.model.policy import HUB_FILES, PolicyModel, resolve_model
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 REVISION = "0123456789abcdef0123456789abcdef01234567"
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.torch.engine import TorchEngine
 from prime_protocol.proofs import sampling_torch
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.dispatches import count_dispatches, count_step_dispatches, use_operations_of_a_gpu
 from support.logits import make_draws
 

@@ -12,7 +12,6 @@ import torch
 import transformers
 from numpy.typing import NDArray
 
-from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
 from prime_node.engine.interface import (
     Completion,
     EngineQueue,
@@ -30,6 +29,7 @@ from prime_protocol.proofs.toploc import build_proofs, parse_proofs, tensor_to_b
 from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.rollouts.rollout import FinishReason
 from prime_protocol.wire.ids import Digest
+from prime_trainer.model.tiny import EOS_TOKEN, make_tiny_checkpoint
 
 LLAMA3 = {
     "rope_type": "llama3",

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
 from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.torch.dense import DenseModel
 from prime_node.engine.torch.device import choose_device, choose_precision, is_out_of_memory, names_bf16
@@ -18,6 +17,7 @@ from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import parse_proofs
 from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest
+from prime_trainer.model.tiny import EOS_TOKEN, make_tiny_checkpoint
 
 SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=150)
 ROW_BYTES = 2 * 2 * 2 * 64 * 16 * 4

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow, RowMeasurement, measure_row
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.engine.torch.forward import CrossPrecisionModel, open_cross_precision
 from prime_protocol.wire.ids import digest_fields
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 SAMPLING = Sampling(temperature=1.0, tokens_max=96, eos=frozenset())
 SEED = digest_fields("twin/1")

@@ -10,7 +10,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint, make_tokenizer
 from prime_node.engine.interface import GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.engine.torch.generic_model import GenericModel, count_cache_bytes
@@ -19,6 +18,7 @@ from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import parse_proofs
 from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest
+from prime_trainer.model.tiny import EOS_TOKEN, make_tiny_checkpoint, make_tokenizer
 
 SHAPE = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 KINDS: dict[str, dict[str, Any]] = {

@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.engine.interface import GenerateRequest, Sampling
 from prime_node.engine.torch.dense import DenseModel
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.engine.torch.model import FolderTensors
-from prime_node.selftest.random_model import make_random_tensors, write_safetensors
 from prime_protocol.errors import LocalError
+from prime_runtime.random_model import make_random_tensors, write_safetensors
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 SAMPLING = Sampling(temperature=1.0, eos=frozenset(), tokens_max=8)
 ORDERS = [GenerateRequest(number=number, prompt=np.arange(4, dtype=np.int32), seed=number) for number in range(4)]

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from prime_lab.devnet.tiny_models import EOS_TOKEN, make_recurrent_checkpoint, make_tiny_checkpoint
 from prime_node.engine.interface import GenerateRequest, Sampling
 from prime_node.engine.torch.dense import DenseDecoder, ForwardBatch
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.engine.torch.generic_model import GenericModel
+from prime_trainer.model.tiny import EOS_TOKEN, make_recurrent_checkpoint, make_tiny_checkpoint
 
 SLOTS, SAMPLES, BATCH = 6, 8, 12
 SAMPLING = Sampling(temperature=1.0, eos=frozenset({EOS_TOKEN}), tokens_max=40)

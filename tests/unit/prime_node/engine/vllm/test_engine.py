@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from prime_lab.devnet.tiny_models import EOS_TOKEN, make_tiny_checkpoint
 from prime_node.engine.config import EngineConfig
 from prime_node.engine.process import build_environment
+from prime_trainer.model.tiny import EOS_TOKEN, make_tiny_checkpoint
 from support import interpreted_triton
 from support.spliced_weights import splice_checkpoint
 

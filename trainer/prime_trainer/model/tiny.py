@@ -1,4 +1,4 @@
-"""Tiny checkpoints for the devnet and tests: a dense transformer and a Mamba model, with random weights in bf16.
+"""Tiny checkpoints to try a network with: a dense transformer and a Mamba model, with random weights in bf16.
 
 The tokens are single characters, those of the families `sort-digits` and `arithmetic`, with `$` as the end token.
 Everything is written without torch or transformers, so that it is fast. The Mamba model has no attention: an engine
@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from prime_node.selftest.random_model import (
+from prime_protocol.tasks.characters import ASK, START, STOP
+from prime_runtime.random_model import (
     ARCHITECTURES,
     CONFIG_DEFAULTS,
     get_shapes,
@@ -21,7 +22,6 @@ from prime_node.selftest.random_model import (
     write_json,
     write_safetensors,
 )
-from prime_protocol.tasks.characters import ASK, START, STOP
 
 VOCABULARY_CHARACTERS = f"{string.digits}{START}{ASK}{STOP}+-*= {string.ascii_letters}"
 """Token n is character n; a larger vocabulary goes on with characters of the private use area."""

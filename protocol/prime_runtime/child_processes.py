@@ -1,4 +1,4 @@
-"""The parties of a devnet as processes: started, watched, stopped in order. The output of each goes to its own file.
+"""Programs of ours as child processes: started, watched, stopped. The output of each goes to its own file.
 
 If this process dies, even by kill -9, the kernel ends the others too, so nothing keeps running on the machine.
 """
@@ -6,17 +6,38 @@ If this process dies, even by kill -9, the kernel ends the others too, so nothin
 import asyncio
 import ctypes
 import signal
+import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Generic, Protocol, TypeVar
 
-from prime_lab.devnet.plan import DevnetProcess
 from prime_protocol.errors import LocalError
 
 STOP_S = 15.0
 """Time limit for a party to exit."""
 TAIL_LINES = 12
 PR_SET_PDEATHSIG = 1
+
+
+class ProcessSpec(Protocol):
+    """One process before it runs."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """The command as a user types it."""
+
+    @property
+    def log(self) -> Path: ...
+
+
+def make_command(words: Sequence[str]) -> list[str]:
+    """The same command with this interpreter, independent of the PATH."""
+    program, *rest = words
+    return [sys.executable, "-m", f"{program.replace('-', '_')}.cli", *rest]
 
 
 class ProcessFailedError(LocalError):
@@ -28,24 +49,29 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-class RunningProcess:
+Spec = TypeVar("Spec", bound=ProcessSpec)
+
+
+class RunningProcess(Generic[Spec]):
     """One started party."""
 
-    def __init__(self, party: DevnetProcess, process: asyncio.subprocess.Process) -> None:
+    def __init__(self, party: Spec, process: asyncio.subprocess.Process) -> None:
         self.party = party
         self._process = process
 
     @classmethod
-    async def start(cls, party: DevnetProcess, environ: Mapping[str, str]) -> "RunningProcess":
+    async def start(cls, party: Spec, environ: Mapping[str, str]) -> "RunningProcess[Spec]":
         party.log.parent.mkdir(parents=True, exist_ok=True)
         with party.log.open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *party.command,
+                *make_command(party.words),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=dict(environ),
                 preexec_fn=die_with_parent,
+                # Ctrl-C reaches this process only, which then stops the others in order.
+                start_new_session=True,
             )
         return cls(party, process)
 
@@ -77,7 +103,7 @@ class RunningProcess:
             )
 
 
-async def run_command(party: DevnetProcess, environ: Mapping[str, str]) -> str:
+async def run_command(party: ProcessSpec, environ: Mapping[str, str]) -> str:
     """Run a short command and return its output. PartyFailed if it fails."""
     running = await RunningProcess.start(party, environ)
     code = await running.wait()
