@@ -127,7 +127,7 @@ class Core:
         self.leases = LeaseScheduler(self.entry_writer, self.backoff, now_ms)
         self.witnesses = WitnessCollector(self.entry_writer, self._intervals.head_ms)
         self._missed_verdicts = MissedVerdicts(self.suspensions, self.liveness, now_ms)
-        reputation = ValidatorReputation(self.suspensions, self.entry_writer)
+        reputation = ValidatorReputation(self.suspensions, self.entry_writer, now_ms)
         secret = derive_secret(key, "inspection secret/1")
         self.inspections = InspectionScheduler(self.entry_writer, reputation, secret, inspect_share)
         self.audits = AuditScheduler(self.entry_writer, self._missed_verdicts, reputation, self.inspections, now_ms)

@@ -21,6 +21,7 @@ from prime_lab.attacks.coordinator.restores import attack_restores, show_heads
 from prime_lab.attacks.coordinator.rules import RULE_BREAKERS, attack_rules, follow_log
 from prime_lab.attacks.judgement_attacks import (
     JUDGEMENT_SCENARIOS,
+    judge_disowned_workers,
     judge_false_findings,
     judge_found,
     judge_late_candidates,
@@ -32,6 +33,7 @@ from prime_lab.attacks.ledger_attacks import (
     NODES,
     SEEDS,
     judge_copied,
+    judge_deniers,
     judge_duplicates,
     judge_forgers,
     judge_grinders,
@@ -43,6 +45,7 @@ from prime_lab.attacks.ledger_attacks import (
     judge_two_keys,
     judge_unread,
     judge_validators,
+    judge_withholders,
 )
 from prime_lab.attacks.relay_attacks import RelayObservation, judge_observation
 from prime_lab.attacks.sandbox_attacks import list_processes
@@ -95,6 +98,8 @@ def test_no_judge_finds_anything_where_nobody_lied(judge: Judge, honest: Finishe
 def test_every_judge_is_tried() -> None:
     assert {world.judge for world in SCENARIOS.values()} == {
         judge_copied,
+        judge_deniers,
+        judge_disowned_workers,
         judge_duplicates,
         judge_false_findings,
         judge_forgers,
@@ -111,6 +116,7 @@ def test_every_judge_is_tried() -> None:
         judge_two_keys,
         judge_unread,
         judge_validators,
+        judge_withholders,
     }
     assert NODES >= 16
 
@@ -254,6 +260,27 @@ def test_a_false_finding_that_costs_the_worker_its_pay_or_the_finder_nothing_is_
 def test_a_validator_that_judges_the_owner_it_has_left_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
     forgets = Patch(LedgerState, "list_owners", "return [self.owners[node], *recent]", "return [self.owners[node]]")
     assert judge_broken("revoked-owner-draw", monkeypatch, forgets).verdict is None
+
+
+def test_a_worker_that_its_disowning_owner_judges_is_a_miss(monkeypatch: pytest.MonkeyPatch) -> None:
+    its_own = "for run in self.runs.values() for each in run.submissions.values() if each.node == node"
+    follows = f"[setattr(each, 'owner', owner) {its_own}]"
+    present = Patch(LedgerState, "change_owner", "self.owners[node] = owner", f"self.owners[node] = owner; {follows}")
+    assert judge_broken("disowned-worker", monkeypatch, present).verdict is None
+
+
+@pytest.mark.parametrize("name", ["denied-victim", "withheld-verdict"])
+def test_a_victim_whose_file_is_not_accepted_is_a_miss(name: str) -> None:
+    scene = lie(name)
+    assert judged(name, scene).verdict is not None
+    accused = [
+        logged
+        for logged in scene.history.submissions.values()
+        if logged.receipt.node == find_victim(scene.history) and logged.draws
+    ]
+    for logged in accused:
+        logged.credited, logged.outcome = [], Finding.INVALID
+    assert judged(name, scene).verdict is None
 
 
 def test_silence_must_have_been_kept_and_must_have_cost_nobody_the_pay() -> None:

@@ -104,7 +104,7 @@ class Case:
         quorum = self.terms.quorum
         for outcome, lead in (
             (Outcome.FRAUDULENT, quorum),
-            (Outcome.INVALID, quorum),
+            (Outcome.INVALID, 2 * quorum - 1),
             (Outcome.ACCEPT, 2 * quorum - 1),
         ):
             if votes[outcome] - (votes.total() - votes[outcome]) >= lead:

@@ -42,7 +42,7 @@ TWICE_CREDITED = (
     ),
     Patch(rewards, "find_uncredited", "found.append(name)", "pass"),
 )
-LEAD = "2 * quorum - 1 if outcome is Outcome.ACCEPT else quorum"
+LEAD = "2 * quorum - 1 if is_final else quorum"
 FORGERY_RING = {"adversaries": ("forger", "lazy", "colluder"), "malicious": 0.5}
 """Three of six validators let forgeries pass: enough for a quorum of adversaries, too few for a majority of all
 in worlds where all six are there when the first forgery comes."""
@@ -72,12 +72,12 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         "every_outcome_has_its_votes",
     ),
     "two of three take stake": (
-        (Patch(judgement, "decide_outcome", LEAD, "2 * quorum - 1 if outcome is Outcome.ACCEPT else 1"),),
+        (Patch(judgement, "decide_outcome", LEAD, "2 * quorum - 1 if is_final else 1"),),
         {"adversaries": ("vindictive", "colluder"), "malicious": 0.4},
         "honest_work_is_not_condemned",
     ),
     "two of three accept": (
-        (Patch(judgement, "decide_outcome", LEAD, "1 if outcome is Outcome.ACCEPT else quorum"),),
+        (Patch(judgement, "decide_outcome", LEAD, "1 if is_final else quorum"),),
         FORGERY_RING,
         "drawn_forgeries_are_rejected",
     ),

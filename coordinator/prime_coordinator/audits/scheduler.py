@@ -186,15 +186,15 @@ class AuditScheduler:
         elif outcome is not None:
             self._close_round(case, now_ms)
             self._decided.append(case)
-        elif not case.rounds or needs_new_round(case.rounds, case.terms, now_ms):
+        elif not case.rounds or needs_new_round(self._entry_writer.state, case.rounds, case.terms, now_ms):
             self._draw_or_wait(case, now_ms)
 
     def _is_in_grace(self, case: AuditCase, now_ms: int) -> bool:
         """A round expired while we were down or just after a start: its validators get some more time."""
         if now_ms >= self._grace_until_ms or not case.rounds:
             return False
-        last = case.rounds[-1]
-        return len(last.verdicts) < len(last.validators) and needs_new_round(case.rounds, case.terms, now_ms)
+        last, state = case.rounds[-1], self._entry_writer.state
+        return len(last.verdicts) < len(last.validators) and needs_new_round(state, case.rounds, case.terms, now_ms)
 
     def _draw_or_wait(self, case: AuditCase, now_ms: int) -> None:
         """Draw the next round, or ask an inspector where too few validators are left."""
@@ -257,7 +257,7 @@ class AuditScheduler:
                 self._record_settled(shared)
         for case in decided:
             if case.submission.outcome is not Outcome.FRAUDULENT:
-                self._finish(case, now_ms, is_decided=is_clear(case.run, case.name))
+                self._finish(case, now_ms, is_decided=is_clear(self._entry_writer.state, case.run, case.name, now_ms))
             self._conclude(case, now_ms)
 
     def _make_outcome(self, case: AuditCase, now_ms: int) -> SubmissionOutcome:
@@ -303,7 +303,7 @@ class AuditScheduler:
         assert slash is not None
         end = compute_slash_end(self._entry_writer.state, case, now_ms, is_appealable=self.is_appealable(case.name))
         if end is not None:
-            is_decided = slash.appealed_at_ms is None or is_clear(case.run, case.name)
+            is_decided = slash.appealed_at_ms is None or is_clear(self._entry_writer.state, case.run, case.name, now_ms)
             self._close_round(case, now_ms)
             self._entry_writer.append_own(end, case.run_name, now_ms)
             self._finish(case, now_ms, is_decided=is_decided)
@@ -347,7 +347,7 @@ class AuditScheduler:
 
         Without judges an inspector is asked, which has time until `ruling_until_ms`.
         """
-        if case.rounds and not needs_new_round(case.rounds, case.terms, now_ms):
+        if case.rounds and not needs_new_round(self._entry_writer.state, case.rounds, case.terms, now_ms):
             return
         if self._is_in_grace(case, now_ms):
             self._set_timer(case, self._grace_until_ms)
@@ -376,6 +376,8 @@ class AuditScheduler:
         silent = [node for node in last.validators if self._is_awaited(node, name)]
         if is_round_over(case.rounds, now_ms):
             self._missed_verdicts.record_missed(case.run_name, silent, now_ms)
+            withheld = [node for node in silent if name in self._committed.get(node, ())]
+            self._reputation.record_withheld(case.run_name, withheld, now_ms)
         for node in silent:
             self._unassign(node, name)
 

@@ -158,9 +158,10 @@ class ValidatorReputation:
     was left to ask, adds no blame: in a small network a few adversaries could drive out the others.
     """
 
-    def __init__(self, suspensions: Suspensions, entry_writer: EntryWriter) -> None:
+    def __init__(self, suspensions: Suspensions, entry_writer: EntryWriter, now_ms: int) -> None:
         self._suspensions = suspensions
         self._entry_writer = entry_writer
+        self._started_ms = now_ms
         self._blame: Counter[tuple[RunId, NodeId]] = Counter()
 
     def record_outcome(self, run: RunId, submission: SubmissionState, now_ms: int) -> None:
@@ -170,6 +171,16 @@ class ValidatorReputation:
             if outcome is submission.judged:
                 self._record_confirmed(run, node)
             else:
+                self._record_overturned(run, node, BLAME_PER_OVERTURNED, now_ms)
+
+    def record_withheld(self, run: RunId, nodes: Iterable[NodeId], now_ms: int) -> None:
+        """They committed to verdicts, could read the others of their round, and did not give their own.
+
+        Blamed like a verdict that did not stand, or a liar would speak only where it wins. A crash at the wrong moment
+        looks the same, so it costs no stake, and one alone does not suspend.
+        """
+        if now_ms >= self._started_ms + GRACE_MS:
+            for node in nodes:
                 self._record_overturned(run, node, BLAME_PER_OVERTURNED, now_ms)
 
     def record_unread(self, run: RunId, node: NodeId, now_ms: int) -> None:

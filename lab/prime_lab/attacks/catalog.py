@@ -243,6 +243,10 @@ VALIDATOR_ATTACKS = (
         gains="the worker is not paid",
     ),
     _attack(
+        VALIDATOR, "denied-victim", "a third call one worker's files invalid", OVERRULED, "score", gains="no pay for it"
+    ),
+    _attack(VALIDATOR, "withheld-verdict", "speaks only if its lie wins", HARMLESS, "rounds", gains="free lies"),
+    _attack(
         VALIDATOR,
         "leaks-draws",
         "tells a worker that it is drawn, who then sends another file",
@@ -273,6 +277,7 @@ JUDGEMENT_ATTACKS = (
         "owner",
         gains="judges the files of its own owner",
     ),
+    _worker("disowned-worker", "is disowned before it is drawn", HARMLESS, "owner", gains="its owner judges it"),
     _attack(
         VALIDATOR,
         "late-candidate",

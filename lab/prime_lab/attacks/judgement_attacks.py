@@ -174,6 +174,30 @@ def draw_by_present_owners(state: LedgerState, name: Digest, left: set[NodeId]) 
     return drawn or ()
 
 
+def judge_disowned_workers(finished: FinishedWorld) -> AttackResult | None:
+    """Draws that exclude the worker's present owner alone would have named a validator of the owner that had the lease;
+    the draws did not."""
+    wrong, spared = 0, 0
+    for entry, state, _ in replay_log(finished):
+        if not isinstance(entry, e.AuditDrawn):
+            continue
+        submission = state.runs[RUN].submissions[entry.submission]
+        lease = finished.history.submissions[entry.submission].lease
+        assert lease is not None, "intake takes answers to leases only"
+        leased, present = lease.owner, state.owners[submission.node]
+        own = {node for node in state.runs[RUN].validators if leased in state.list_owners(node, state.at_ms)}
+        if present == leased or not own:
+            continue
+        wrong += not own.isdisjoint(entry.validators)
+        submission.owner = present
+        spared += not own.isdisjoint(compute_draw(state, state.runs[RUN], entry.submission, state.at_ms) or ())
+        submission.owner = leased
+    if not wrong and not spared:
+        return None
+    told = f"{spared} draws would have named a validator of the owner that a worker has left, {wrong} did"
+    return make_result(AttackVerdict.HARMLESS, not wrong, told, "owner")
+
+
 # --- Candidates -----------------------------------------------------------------------------------------------------
 
 
@@ -242,6 +266,7 @@ JUDGEMENT_SCENARIOS: dict[str, LedgerScenario] = {
         adversaries=("forger",), nodes=VALIDATOR_WORLD_NODES, malicious=0.0, false_finders=2, judge=judge_false_findings
     ),
     "revoked-owner-draw": LedgerScenario(adversaries=("leaver",), malicious=1.0, judge=judge_left_owners),
+    "disowned-worker": LedgerScenario(adversaries=("disowned",), malicious=1.0, judge=judge_disowned_workers),
     "late-candidate": LedgerScenario(
         adversaries=("joiner",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_late_candidates
     ),

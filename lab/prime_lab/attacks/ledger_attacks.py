@@ -265,9 +265,11 @@ def judge_silent(finished: FinishedWorld) -> AttackResult | None:
 
 def judge_persecutors(finished: FinishedWorld) -> AttackResult | None:
     """The victim is paid for all of its work, and who lied about it loses stake."""
-    victim = find_victim(finished.history)
-    hers = [logged for logged in finished.history.submissions.values() if logged.receipt.node == victim]
-    accused = [logged for logged in hers if any(line.author not in finished.honest for line in logged.verdicts)]
+    accused = [
+        logged
+        for logged in list_accused(finished)
+        if any(line.author not in finished.honest for line in logged.verdicts)
+    ]
     scored = [line for logged in accused for line in logged.scored]
     lost = Counter(line.entry.validator in finished.honest for line in scored if line.entry.penalty_nano)
     paid = sum(bool(logged.credited) for logged in accused)
@@ -277,6 +279,45 @@ def judge_persecutors(finished: FinishedWorld) -> AttackResult | None:
     told = f"{lies} false verdicts on {len(accused)} files, {paid} of them credited; {lost[False]} verdicts cost stake"
     is_so = paid == len(accused) and bool(lost[False]) and not lost[True]
     return make_result(AttackVerdict.OVERRULED, is_so, told, "penalty_nano")
+
+
+def list_accused(finished: FinishedWorld) -> list[LoggedSubmission]:
+    """Files of the victim that a dishonest validator was drawn for."""
+    victim = find_victim(finished.history)
+    return [
+        logged
+        for logged in finished.history.submissions.values()
+        if logged.receipt.node == victim
+        and any(node not in finished.honest for line in logged.draws for node in line.entry.validators)
+    ]
+
+
+def judge_deniers(finished: FinishedWorld) -> AttackResult | None:
+    """The victim is paid for all of its work, and the verdicts against it are counted against their authors."""
+    accused = list_accused(finished)
+    lies = [line for logged in accused for line in logged.verdicts if line.author not in finished.honest]
+    if not lies:
+        return None
+    scored = Counter(line.entry.validator in finished.honest for logged in accused for line in logged.scored)
+    paid = sum(bool(logged.credited) for logged in accused)
+    told = f"{len(lies)} false verdicts on {len(accused)} files, {paid} of them credited; {scored[False]} were scored"
+    is_so = paid == len(accused) and scored[False] == len(lies) and not scored[True]
+    return make_result(AttackVerdict.OVERRULED, is_so, told, "score")
+
+
+def judge_withholders(finished: FinishedWorld) -> AttackResult | None:
+    """All of the victim's work is accepted; a delay may give the credit to a second lease of the same slots."""
+    accused = list_accused(finished)
+    withheld = sum(
+        line.author not in finished.honest and line.author not in {given.author for given in logged.verdicts}
+        for logged in accused
+        for line in logged.committed
+    )
+    if not withheld:
+        return None
+    accepted = sum(logged.outcome is Finding.ACCEPT for logged in accused)
+    told = f"{withheld} verdicts on {len(accused)} files were committed and withheld, {accepted} of the files accepted"
+    return make_result(AttackVerdict.HARMLESS, accepted == len(accused), told, "rounds")
 
 
 LEDGER_SCENARIOS: dict[str, LedgerScenario] = {
@@ -306,6 +347,12 @@ LEDGER_SCENARIOS: dict[str, LedgerScenario] = {
     ),
     "starved-victim": LedgerScenario(
         adversaries=("persecutor",), nodes=VALIDATOR_WORLD_NODES, malicious=1 / 3, judge=judge_persecutors
+    ),
+    "denied-victim": LedgerScenario(
+        adversaries=("denier",), nodes=VALIDATOR_WORLD_NODES, malicious=1 / 3, judge=judge_deniers
+    ),
+    "withheld-verdict": LedgerScenario(
+        adversaries=("withholder",), nodes=VALIDATOR_WORLD_NODES, malicious=1 / 3, judge=judge_withholders
     ),
     "leaks-draws": LedgerScenario(adversaries=("confidant", "leaker"), malicious=0.5, judge=judge_leaks),
     "silent": LedgerScenario(adversaries=("silent",), nodes=VALIDATOR_WORLD_NODES, malicious=0.2, judge=judge_silent),

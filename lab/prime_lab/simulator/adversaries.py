@@ -66,6 +66,10 @@ class NodeBehavior:
         """Called before a submission is sent; False holds it back."""
         return True
 
+    def on_reveal(self, party: "SimulatedNode", entry: e.VerdictGiven) -> bool:
+        """Called before a verdict is sent; False holds it back."""
+        return True
+
     def attack(self, party: "SimulatedNode") -> None:
         """Called every few seconds, for attacks of its own."""
 

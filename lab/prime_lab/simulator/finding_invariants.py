@@ -124,7 +124,7 @@ def compute_bond_losses_nano(history: LogHistory) -> tuple[int, int]:
 
 
 def is_clear(votes: Counter[Outcome], quorum: int) -> bool:
-    return lead(votes, Outcome.INVALID) >= quorum or lead(votes, Outcome.ACCEPT) >= 2 * quorum - 1
+    return max(lead(votes, Outcome.INVALID), lead(votes, Outcome.ACCEPT)) >= 2 * quorum - 1
 
 
 def compute_bounty_nano(logged: LoggedSubmission, history: LogHistory) -> int:

@@ -140,13 +140,14 @@ def every_outcome_has_its_votes(finished: FinishedWorld) -> Iterator[str]:
 
 
 def _recount(votes: Counter[Outcome], quorum: int, unasked: int) -> Outcome | None:
-    """What led all others by a quorum; to be accepted, by two less one, or by any where no quorum was left to ask."""
+    """What led all others by two quorums less one, fraudulent by one quorum; accepted also by a plain majority where no
+    quorum was left to ask."""
     accept = votes[Outcome.ACCEPT]
     if unasked < quorum and quorum < 2 * accept > votes.total():
         return Outcome.ACCEPT
     for outcome in Outcome:
         others = votes.total() - votes[outcome]
-        if votes[outcome] - others >= (2 * quorum - 1 if outcome is Outcome.ACCEPT else quorum):
+        if votes[outcome] - others >= (quorum if outcome is Outcome.FRAUDULENT else 2 * quorum - 1):
             return outcome
     return None
 

@@ -51,7 +51,7 @@ from prime_node.agent.events import (
 )
 from prime_node.agent.outbox import NodeProfile
 from prime_protocol.constants import LINEAGE_MAX
-from prime_protocol.ledger.entries import Outcome, Staked, Submitted
+from prime_protocol.ledger.entries import Outcome, Staked, Submitted, VerdictGiven
 from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.log.tree_head import SignedNote, TreeHead, derive_witness_key, encode_cosigned_message
 from prime_protocol.wire.ids import Digest, NodeId, Step
@@ -184,9 +184,12 @@ class SimulatedNode:
     def _send(self, send: Send) -> None:
         if isinstance(send.message, Submitted):
             self._check_single_answer(send.message)
-            if not self.behavior.on_submit(self, send.message):
-                self.world.after(1_000, self.tell, SendTimedOut(send.request), self._life)
-                return
+            is_sent = self.behavior.on_submit(self, send.message)
+        else:
+            is_sent = not isinstance(send.message, VerdictGiven) or self.behavior.on_reveal(self, send.message)
+        if not is_sent:
+            self.world.after(1_000, self.tell, SendTimedOut(send.request), self._life)
+            return
         self.post(send.message, send.run, send.request)
 
     def _check_single_answer(self, entry: Submitted) -> None:

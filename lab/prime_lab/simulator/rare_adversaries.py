@@ -147,9 +147,32 @@ class PersecutingValidator(NodeBehavior):
 
     name = "persecutor"
     role = Role.VALIDATOR
+    lie = Outcome.FRAUDULENT
 
     def choose_outcome(self, party: "SimulatedNode", task: AuditTask, truth: Outcome) -> Outcome | None:
-        return Outcome.FRAUDULENT if task.node == find_victim(party.world.host.history) else truth
+        return self.lie if task.node == find_victim(party.world.host.history) else truth
+
+
+class PayDenier(PersecutingValidator):
+    """Calls the victim's files invalid, which costs no stake and cannot be appealed."""
+
+    name = "denier"
+    lie = Outcome.INVALID
+
+
+class VerdictWithholder(PersecutingValidator):
+    """Commits to its lie as the others do, and gives it only if no other validator of its round has accepted."""
+
+    name = "withholder"
+
+    def on_reveal(self, party: "SimulatedNode", entry: e.VerdictGiven) -> bool:
+        if entry.outcome is not self.lie:
+            return True
+        logged = party.world.host.history.submissions[entry.receipt.submission]
+        drawn = set(logged.draws[-1].entry.validators)
+        given = {line.author: line.entry.outcome for line in logged.verdicts if line.author in drawn}
+        is_last = given.keys() >= drawn - {party.node}
+        return is_last and Outcome.ACCEPT not in given.values()
 
 
 def find_victim(history: LogHistory) -> NodeId:
@@ -198,6 +221,26 @@ class OwnerLeaver(NodeBehavior):
         if history.owners[party.node] == party.node:
             party.post(e.Staked(node=party.node, amount_nano=STAKE), None)
         elif any(history.leases[number].owner == owner.node for number in history.open_leases):
+            party.post(e.DelegationRevoked(node=party.node), None, key=owner)
+
+
+class WorkerLeaver(NodeBehavior):
+    """A worker whose owner revokes its delegation once a submission of it is in the log and not drawn yet, so that the
+    owner's validators might judge it. It then stakes by itself. A worker without an owner is honest.
+    """
+
+    name = "disowned"
+    own_nano = STAKE
+
+    def attack(self, party: "SimulatedNode") -> None:
+        history = party.world.host.history
+        owner = find_owner_key(party)
+        if owner is None or owner.node not in history.all_owners.get(party.node, ()):
+            return
+        mine = [history.submissions[name] for name in history.unsettled]
+        if history.owners[party.node] == party.node:
+            party.post(e.Staked(node=party.node, amount_nano=STAKE), None)
+        elif any(logged.receipt.node == party.node and not logged.draws for logged in mine):
             party.post(e.DelegationRevoked(node=party.node), None, key=owner)
 
 
@@ -280,8 +323,11 @@ RARE_ADVERSARIES: tuple[type[NodeBehavior], ...] = (
     FileSwapper,
     VerdictCopier,
     PersecutingValidator,
+    PayDenier,
+    VerdictWithholder,
     VerdictWaiter,
     OwnerLeaver,
+    WorkerLeaver,
     DrawJoiner,
     DrawSuspender,
     InformedForger,

@@ -42,15 +42,21 @@ def compute_audit_rate_bps(streak: int, terms: RunTerms, suspicion: int = 0) -> 
     return max(terms.audit_floor, BASIS_POINTS * (terms.audit_probation + 1) // (streak + 1))
 
 
-def decide_outcome(rounds: Iterable[AuditRoundState], quorum: int) -> Outcome | None:
-    """The outcome that leads all others together by `quorum` votes, or by 2 * quorum - 1 to be accepted; else None.
+INVALID_BY_TWO_QUORUMS = 3
+"""First rules under which a submission is invalid only by the lead that an accept needs."""
+
+
+def decide_outcome(rounds: Iterable[AuditRoundState], quorum: int, rules: int) -> Outcome | None:
+    """The outcome that leads all others together: by `quorum` votes if it is fraudulent, else by 2 * quorum - 1.
 
     So one dissenting vote against an accept asks for another round. A fraudulent outcome can be appealed and is then
-    judged by other validators. An accept pays and cannot be appealed, so the other validators are asked at once.
+    judged by other validators. An accept pays, an invalid outcome takes pay and costs its validators no stake, and
+    neither can be appealed, so the other validators are asked at once.
     """
     votes = _count_votes(rounds)
     for outcome, count in votes.most_common(1):
-        lead = 2 * quorum - 1 if outcome is Outcome.ACCEPT else quorum
+        is_final = outcome is Outcome.ACCEPT or (outcome is Outcome.INVALID and rules >= INVALID_BY_TWO_QUORUMS)
+        lead = 2 * quorum - 1 if is_final else quorum
         if 2 * count - votes.total() >= lead:
             return outcome
     return None
@@ -70,8 +76,8 @@ def tally_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -
     if submission.ruling is not None:
         return submission.ruling
     rounds = get_open_rounds(run, name)
-    if not rounds or not needs_new_round(rounds, terms, at_ms):
-        return decide_outcome(rounds, terms.quorum)
+    if not rounds or not needs_new_round(state, rounds, terms, at_ms):
+        return decide_outcome(rounds, terms.quorum, state.rules.get_version(at_ms))
     votes = _count_votes(submission.rounds)
     is_majority = votes[Outcome.ACCEPT] > max(terms.quorum, votes.total()) // 2
     is_last_word = is_stuck(state, run, name, at_ms) and not awaits_ruling(state, run, name, at_ms)
@@ -86,7 +92,7 @@ def get_open_rounds(run: RunState, name: Digest) -> Sequence[AuditRoundState]:
 def is_stuck(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> bool:
     """Validators cannot decide: what they said decides nothing, and no further round can be drawn."""
     submission, rounds = run.submissions[name], get_open_rounds(run, name)
-    if not submission.rounds or (rounds and not needs_new_round(rounds, run.get_terms(submission), at_ms)):
+    if not submission.rounds or (rounds and not needs_new_round(state, rounds, run.get_terms(submission), at_ms)):
         return False
     if len(submission.rounds) >= ROUNDS_MAX:
         return True
@@ -122,7 +128,7 @@ def draw_audit(state: LedgerState, context: EntryContext, entry: AuditDrawn) -> 
     submission = run.submission(entry.submission)
     if entry.round != len(submission.rounds) or entry.round >= ROUNDS_MAX:
         raise RemoteError("round", f"is {entry.round}, the next is {len(submission.rounds)} of at most {ROUNDS_MAX}")
-    _check_due(run, entry.submission, context.at_ms)
+    _check_due(state, run, entry.submission, context.at_ms)
     randomness = _get_randomness(submission, entry.randomness_round)
     expected = compute_draw(state, run, entry.submission, context.at_ms)
     if expected is None:
@@ -240,19 +246,21 @@ def _draw_quorum(
     return drawn if len(drawn) == terms.quorum else None
 
 
-def _check_due(run: RunState, name: Digest, at_ms: int) -> None:
+def _check_due(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> None:
     """Refuse a draw that is not due. A new submission, an appeal, a finding or an undecided round makes one due."""
     submission = run.submissions[name]
     if submission.outcome is not None and not run.is_judged_again(name):
         raise RemoteError("submission", f"{name} is settled and no appeal or finding is open")
     rounds = submission.rounds[run.get_first_round(name) :]
-    if rounds and not needs_new_round(rounds, run.get_terms(submission), at_ms):
+    if rounds and not needs_new_round(state, rounds, run.get_terms(submission), at_ms):
         raise RemoteError("round", "is not due: the round before is decided, or still has time")
 
 
-def needs_new_round(rounds: Sequence[AuditRoundState], terms: RunTerms, at_ms: int) -> bool:
+def needs_new_round(state: LedgerState, rounds: Sequence[AuditRoundState], terms: RunTerms, at_ms: int) -> bool:
     """The last round is over and the verdicts decide nothing."""
-    return is_round_over(rounds, at_ms) and bool(rounds[-1].validators) and decide_outcome(rounds, terms.quorum) is None
+    if not is_round_over(rounds, at_ms) or not rounds[-1].validators:
+        return False
+    return decide_outcome(rounds, terms.quorum, state.rules.get_version(at_ms)) is None
 
 
 def compute_verdict_ms(terms: RunTerms, submission: SubmissionState) -> int:
@@ -353,7 +361,7 @@ def settle(state: LedgerState, context: EntryContext, entry: Settled) -> None:
     _check_uncredited(run, accepted, entry.uncredited)
     for each in entry.settled:
         run.submissions[each.submission].judged = tally_outcome(state, run, each.submission, context.at_ms)
-        is_refuting = each.outcome is Outcome.ACCEPT and is_clear(run, each.submission)
+        is_refuting = each.outcome is Outcome.ACCEPT and is_clear(state, run, each.submission, context.at_ms)
         run.submissions[each.submission].is_refuting = is_refuting
         _apply_outcome(state, run, each.submission, each.outcome, context.at_ms)
 
@@ -378,11 +386,12 @@ def _apply_outcome(state: LedgerState, run: RunState, name: Digest, outcome: Out
         record_upheld(run, submission)
 
 
-def is_clear(run: RunState, name: Digest) -> bool:
+def is_clear(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> bool:
     """Whether a lead of votes or a ruling decided: not a plain majority among too few."""
     submission = run.submissions[name]
     quorum = run.get_terms(submission).quorum
-    return submission.ruling is not None or decide_outcome(get_open_rounds(run, name), quorum) is not None
+    rules = state.rules.get_version(at_ms)
+    return submission.ruling is not None or decide_outcome(get_open_rounds(run, name), quorum, rules) is not None
 
 
 def compute_settled_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -> Outcome | None:

@@ -112,7 +112,7 @@ def dismiss_finding(state: LedgerState, context: EntryContext, entry: FindingDis
         raise RemoteError("submission", "the finding is not decided, and there is time left")
     submission = run.submissions[name]
     # As for any accepted file: verdicts against a clear decision are refuted.
-    submission.is_refuting |= outcome is Outcome.ACCEPT and is_clear(run, name)
+    submission.is_refuting |= outcome is Outcome.ACCEPT and is_clear(state, run, name, context.at_ms)
     if outcome is None:
         state.funds.refund_finding_bond(name)
     elif run.get_terms(submission).slash_to is SlashDestination.POOL and state.domain == EMBEDDED_DOMAIN:

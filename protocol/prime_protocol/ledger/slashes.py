@@ -241,7 +241,7 @@ def overturn_slash(state: LedgerState, context: EntryContext, entry: SlashOvertu
     if outcome is None and context.at_ms < slash.appealed_at_ms + slash.long_stop_ms:
         left_ms = slash.appealed_at_ms + slash.long_stop_ms - context.at_ms
         raise RemoteError("submission", f"the appeal is not decided; the stake stays in escrow for {left_ms} ms more")
-    submission.is_refuting = outcome is not None and is_clear(run, entry.submission)
+    submission.is_refuting = outcome is not None and is_clear(state, run, entry.submission, context.at_ms)
     state.funds.refund(entry.submission)
     state.nodes[submission.node].settled[Outcome.FRAUDULENT] -= 1
     submission.judged = outcome

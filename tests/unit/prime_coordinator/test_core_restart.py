@@ -37,6 +37,7 @@ class Story:
             *self.verdicts("eve", Outcome.INVALID),
             lambda: scene.tick(2 * SECOND_MS),
             *self.verdicts("ann", ACCEPT),
+            *self.verdicts("eve", Outcome.INVALID),
             lambda: scene.tick(SECOND_MS),
             lambda: self.lease("ann"),
             lambda: scene.publish(self.names["ann"]),

@@ -76,7 +76,8 @@ def test_an_update_is_told_until_it_is_confirmed_and_only_to_its_worker(scene: S
 def test_a_rejection_comes_with_the_first_validators_reason_and_evidence(scene: Scene) -> None:
     ann = Listener(scene, "ann")
     name = scene.work("ann")
-    scene.judge(name, lambda validator, _: INVALID)
+    for _ in range(2):
+        scene.judge(name, lambda validator, _: INVALID)
     update = ann.hear()[-1]
     entry = scene.written(e.VerdictGiven)[0]
     assert update.stage is Stage.INVALID
@@ -186,7 +187,8 @@ def test_rejected_and_trained_work_is_not_offered_to_the_trainer(scene: Scene) -
     scene.judge(good)
     spare = scene.work("ann")
     scene.judge(spare)
-    scene.judge(bad, lambda validator, _: INVALID)
+    for _ in range(2):
+        scene.judge(bad, lambda validator, _: INVALID)
     assert names(accepted(scene)) == [good, spare]
     scene.publish(good)
     assert names(accepted(scene)) == [spare]

@@ -6,9 +6,15 @@ from typing import Any
 
 import pytest
 
-from prime_protocol.constants import BASIS_POINTS, ROUNDS_MAX
+from prime_protocol.constants import BASIS_POINTS, PROTOCOL_VERSION, ROUNDS_MAX
 from prime_protocol.ledger import entries as e
-from prime_protocol.ledger.audits import compute_audit_rate_bps, compute_verdict_ms, decide_outcome, needs_new_round
+from prime_protocol.ledger.audits import (
+    INVALID_BY_TWO_QUORUMS,
+    compute_audit_rate_bps,
+    compute_verdict_ms,
+    decide_outcome,
+    needs_new_round,
+)
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.funds import Escrow
 from prime_protocol.ledger.state import AuditRoundState
@@ -52,9 +58,11 @@ def rounds(*votes: tuple[Outcome, ...]) -> list[AuditRoundState]:
         (None, 3, [(FRAUDULENT, FRAUDULENT, ACCEPT), (FRAUDULENT, INVALID, FRAUDULENT)]),
         (None, 3, [(FRAUDULENT, ACCEPT, INVALID)]),
         (None, 3, [(INVALID, INVALID)]),
-        (INVALID, 3, [(INVALID, INVALID, INVALID)]),
+        (None, 3, [(INVALID, INVALID, INVALID)]),
+        (INVALID, 3, [(INVALID, INVALID, INVALID), (INVALID, INVALID)]),
         (None, 3, [(INVALID, ACCEPT, INVALID)]),
-        (INVALID, 3, [(INVALID, ACCEPT, INVALID), (INVALID, INVALID)]),
+        (None, 3, [(INVALID, ACCEPT, INVALID), (INVALID, INVALID)]),
+        (INVALID, 3, [(INVALID, ACCEPT, INVALID), (INVALID, INVALID, INVALID), (INVALID,)]),
         (ACCEPT, 1, [(ACCEPT,)]),
         (INVALID, 1, [(INVALID,)]),
         (None, 2, [(ACCEPT, ACCEPT)]),
@@ -70,12 +78,18 @@ def rounds(*votes: tuple[Outcome, ...]) -> list[AuditRoundState]:
 def test_a_decision_leads_all_others_by_a_quorum_and_an_acceptance_by_two_less_one(
     expected: Outcome | None, quorum: int, votes: list[tuple[Outcome, ...]]
 ) -> None:
-    assert decide_outcome(rounds(*votes), quorum) is expected
+    assert decide_outcome(rounds(*votes), quorum, PROTOCOL_VERSION) is expected
+
+
+@pytest.mark.parametrize("rules", [1, 2, INVALID_BY_TWO_QUORUMS])
+def test_logs_of_older_rules_keep_the_lead_of_a_quorum_for_an_invalid_file(rules: int) -> None:
+    votes = rounds((INVALID, INVALID, INVALID))
+    assert decide_outcome(votes, 3, rules) is (None if rules == INVALID_BY_TWO_QUORUMS else INVALID)
 
 
 def test_whatever_one_round_says_a_decision_stands_when_the_rest_of_it_speaks() -> None:
     for votes in product(Outcome, repeat=3):
-        early = [decide_outcome(rounds(votes[:count]), 3) for count in range(4)]
+        early = [decide_outcome(rounds(votes[:count]), 3, PROTOCOL_VERSION) for count in range(4)]
         decided = [outcome for outcome in early if outcome is not None]
         assert len(set(decided)) <= 1
         assert early[-1] is not None or not decided
@@ -174,7 +188,7 @@ def test_validators_have_time_for_every_token_of_a_file(tokens: int) -> None:
     assert world.submission(name).rounds[0].deadline_ms == world.now_ms + verdict_ms
     for wait_ms, is_over in ((verdict_ms - 1, False), (1, True)):
         world.wait(wait_ms)
-        assert needs_new_round(world.submission(name).rounds, terms, world.now_ms) == is_over
+        assert needs_new_round(world.state, world.submission(name).rounds, terms, world.now_ms) == is_over
 
 
 def draw_of_next(world: World, name: Digest) -> e.AuditDrawn:

@@ -22,7 +22,7 @@ def world() -> World:
 
 def is_stuck(world: World, name: Digest) -> bool:
     submission = world.submission(name)
-    return needs_new_round(submission.rounds, world.run.get_terms(submission), world.now_ms)
+    return needs_new_round(world.state, submission.rounds, world.run.get_terms(submission), world.now_ms)
 
 
 def test_no_verdict_of_a_round_can_be_read_before_the_last_is_committed(world: World) -> None:

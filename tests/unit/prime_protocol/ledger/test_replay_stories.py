@@ -188,9 +188,12 @@ def test_an_appeal_that_too_few_can_confirm_gives_the_stake_back_but_no_credit()
 
 
 def test_an_appeal_can_end_soft_with_the_stake_back_and_no_credit() -> None:
-    world = World.started()
+    world = World.started(validators=9)
     name = world.convicted("ann")
     world.appeal("ann", name)
+    world.judge(name, INVALID, INVALID, INVALID)
+    with world.refuses("submission"):
+        world.coordinate(e.SlashOverturned(submission=name))
     world.judge(name, INVALID, INVALID, INVALID)
     world.overturn(name)
     assert (world.stake_of("ann"), world.submission(name).outcome) == (STAKE, INVALID)
