@@ -31,6 +31,8 @@ class Watch:
         self.unsettled: set[Digest] = set()
         self.credited: set[tuple[int, int]] = set()
         self.slashes: set[Digest] = set()
+        self.findings: set[Digest] = set()
+        """Open ones."""
         self.kinds: Counter[str] = Counter()
 
     def read(self, leaf: bytes) -> None:
@@ -59,6 +61,13 @@ class Watch:
                     self.credit(name)
             case e.Credited():
                 self.credit(entry.submission)
+            case e.FindingFiled():
+                self.findings.add(entry.submission)
+            case e.FindingDismissed():
+                self.findings.remove(entry.submission)
+            case e.FindingUpheld():
+                self.findings.remove(entry.submission)
+                self.credited -= self.slots[entry.submission]
             case e.SlashProposed():
                 self.slashes.add(entry.submission)
             case e.SlashExecuted() | e.SlashOverturned():
@@ -90,15 +99,16 @@ def test_whatever_the_crowd_does_everything_ends_and_nothing_is_credited_twice()
             assert not watch.open, "a lease never ended"
             assert not watch.unsettled, "a submission was never settled"
             assert not watch.slashes, "a slash never ended"
+            assert not watch.findings, "a finding was never decided"
             run = mob.scene.run
             assert all(step.paid for step in run.steps.values()), "a step was never paid"
             assert mob.scene.state.funds.is_conserved()
         except Exception as error:  # boundary: the seed belongs in the story of every failure
             raise AssertionError(f"seed {seed}") from error
         kinds += watch.kinds
-    # Findings and other rules have their own stories: unit tests of the ledger, the simulator, frozen logs.
+    # These have their own stories: unit tests of the ledger, the simulator, frozen logs.
     elsewhere = {"Withdrawn", "Released", "PoolReturned", "SnapshotNoted", "LogRestored"}
-    elsewhere |= {"FindingFiled", "FindingUpheld", "FindingDismissed", "RulesChanged", "SubmissionsListed"}
+    elsewhere |= {"RulesChanged", "SubmissionsListed"}
     # A coordinator's keys are rotated while it is stopped.
     elsewhere |= {"LogKeyRotated", "CoordinatorKeyRotated"}
     missing = set(ENTRY_TYPES) - set(kinds) - elsewhere
@@ -109,6 +119,7 @@ def resume(mob: CoreMob, seed: int, size: int) -> CoreMob:
     """The same crowd around a coordinator that was killed when this much was on disk."""
     cut = CoreMob(seed)
     cut.liars, cut.silent, cut.bad = mob.liars, mob.silent, mob.bad
+    cut.verdicts = dict(mob.verdicts)  # on the validators' disks
     world = cut.scene.world
     world.leaves = mob.scene.world.leaves[:size]
     world.ledger = replay(NETWORK, world.leaves)
@@ -128,5 +139,6 @@ def test_a_coordinator_killed_between_any_two_writes_finds_its_way_from_what_was
         run = cut.scene.run
         assert not run.leases, size
         assert not run.slashes, size
+        assert not run.findings, size
         assert all(each.outcome for each in run.submissions.values()), size
         assert all(step.paid for step in run.steps.values()), size

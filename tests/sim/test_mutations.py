@@ -18,9 +18,9 @@ from prime_lab.simulator.plan import SimulationPlan
 from prime_lab.simulator.simulation import simulate
 from prime_node.agent import assignments
 from prime_protocol.ledger import audits as judgement
+from prime_protocol.ledger import findings, rewards, work
 from prime_protocol.ledger import funds as books
 from prime_protocol.ledger import replay as ledger
-from prime_protocol.ledger import rewards, work
 from prime_protocol.ledger import slashes as slash_rules
 from prime_protocol.wire import envelope
 from sim.mutations import Patch, apply_patch
@@ -46,6 +46,10 @@ LEAD = "2 * quorum - 1 if is_final else quorum"
 FORGERY_RING = {"adversaries": ("forger", "lazy", "colluder"), "malicious": 0.5}
 """Three of six validators let forgeries pass: enough for a quorum of adversaries, too few for a majority of all
 in worlds where all six are there when the first forgery comes."""
+FINDERS = {"adversaries": ("forger",), "malicious": 0.0, "false_finders": 2}
+"""Honest work, and strangers that file findings about it and about what cannot be found."""
+UPHELD_BY_TWO = Patch(judgement, "decide_outcome", LEAD, "2 * quorum - 1 if is_final else 1")
+LIARS_AND_FINDERS = {"adversaries": ("vindictive", "colluder"), "malicious": 0.4, "false_finders": 3}
 MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     "anybody may answer a lease": (HOLDER, {"adversaries": ("thief",)}, "every_lease_ends_once"),
     "anybody may end a lease": (
@@ -250,6 +254,46 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
         (Patch(host.CoordinatorHost, "_finish", "if self._fresh or self._batch is not None:", "if False:"),),
         {"host_crashes": 20},
         "every_acknowledged_entry_stays",
+    ),
+    "a finding about paid work": (
+        (Patch(findings, "_check_open", "if run.steps[submission.step].paid:", "if False:"),),
+        FINDERS,
+        "findings_are_about_unpaid_accepted_work",
+    ),
+    "two of three uphold a finding": (
+        (UPHELD_BY_TWO,),
+        LIARS_AND_FINDERS,
+        "true_findings_are_upheld_and_false_ones_are_not",
+    ),
+    "a finding is dismissed before it is judged": (
+        (
+            Patch(
+                findings,
+                "dismiss_finding",
+                "if outcome is None and context.at_ms < finding.judged_until_ms:",
+                "if False:",
+            ),
+            Patch(
+                slashes,
+                "compute_finding_end",
+                "if outcome is not None or now_ms >= case.finding.judged_until_ms:",
+                "if True:",
+            ),
+        ),
+        FINDERS,
+        "every_finding_is_decided_by_its_votes",
+    ),
+    "an inspector rules on what it has judged": (
+        (
+            Patch(
+                judgement,
+                "may_rule",
+                "return inspector not in (submission.node, *parties) and state.owners[inspector] not in parties",
+                "return True",
+            ),
+        ),
+        FINDERS | {"inspectors": 3},
+        "findings_are_ruled_on_by_inspectors_without_part_in_them",
     ),
     "a node forgets what it has answered": (
         (

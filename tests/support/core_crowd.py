@@ -31,7 +31,7 @@ class CoreMob:
             quorum=pick([1, 3]),
             slots_per_step=pick([2, 8, 64]),
             lag_max=pick([0, 1, 2]),
-            audit_probation=pick([0, 3, 1000]),
+            audit_probation=pick([0, 0, 3, 1000]),
         )
         self.scene.world.register("inspector", Role.RELAY)
         self.cheaters = {name for name in WORKERS if self.dice.random() < 0.3}
@@ -61,6 +61,7 @@ class CoreMob:
             (5, self.appeal),
             (2, self.inspect),
             (2, self.rule),
+            (4, self.find),
             (2, self.manage_node),
             (1, self.manage_run),
             (2, self.manage_stake),
@@ -164,6 +165,16 @@ class CoreMob:
             outcome, evidence = self.dice.choice(list(Outcome)), digest("what the inspector saw")
             self.send(
                 "inspector", e.RulingGiven(submission=task.submission, outcome=outcome, evidence=evidence, reason="")
+            )
+
+    def find(self) -> None:
+        """Somebody doubts a file, mostly a forged one that was accepted; the log takes it if its bond can be paid."""
+        submissions, dice = self.scene.run.submissions, self.dice
+        spared = [name for name in submissions if name in self.bad and submissions[name].outcome is Outcome.ACCEPT]
+        if names := spared or list(submissions):
+            name = dice.choice(names)
+            self.send(
+                dice.choice(WORKERS), e.FindingFiled(submission=name, evidence=digest(f"found {name}"), reason="")
             )
 
     def manage_node(self) -> None:

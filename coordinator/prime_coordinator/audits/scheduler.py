@@ -375,9 +375,9 @@ class AuditScheduler:
         name = (case.run_name, case.name)
         silent = [node for node in last.validators if self._is_awaited(node, name)]
         if is_round_over(case.rounds, now_ms):
-            self._missed_verdicts.record_missed(case.run_name, silent, now_ms)
             withheld = [node for node in silent if name in self._committed.get(node, ())]
             self._reputation.record_withheld(case.run_name, withheld, now_ms)
+            self._missed_verdicts.record_missed(case.run_name, silent, now_ms)
         for node in silent:
             self._unassign(node, name)
 

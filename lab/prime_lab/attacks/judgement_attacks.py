@@ -17,12 +17,12 @@ from prime_lab.simulator.finders import FINDER_BALANCE
 from prime_lab.simulator.finding_invariants import compute_bounty_nano
 from prime_lab.simulator.finished_world import FinishedWorld
 from prime_lab.simulator.log_history import LoggedSubmission
-from prime_lab.simulator.world import NETWORK, RUN
+from prime_lab.simulator.world import COIN_NANO, NETWORK, RUN
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.audits import compute_draw
 from prime_protocol.ledger.replay import Ledger
 from prime_protocol.ledger.state import LedgerState, RunState
-from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.ids import DEFAULT_TICKER, Digest, NodeId
 
 Replayed = Iterator[tuple[Any, LedgerState, Callable[[], None]]]
 
@@ -106,7 +106,10 @@ def judge_found(finished: FinishedWorld) -> AttackResult | None:
     told = f"{len(found)} forged files were not drawn and found, {slashed} slashed, {lost} lost their pending pay"
     is_so = slashed == lost == len(found) and gained_nano >= bounty_nano > 0
     return make_result(
-        AttackVerdict.FRAUDULENT, is_so, f"{told}; the finders gained {gained_nano / 1e9:g} tokens", "finding"
+        AttackVerdict.FRAUDULENT,
+        is_so,
+        f"{told}; the finders gained {gained_nano / COIN_NANO:g} {DEFAULT_TICKER}",
+        "finding",
     )
 
 
@@ -127,7 +130,10 @@ def judge_false_findings(finished: FinishedWorld) -> AttackResult | None:
     told = f"{len(filed)} findings about {len(accused)} honest files, {kept} of these keep their pay"
     is_so = kept == len(accused) and lost_nano == bonds_nano
     return make_result(
-        AttackVerdict.OVERRULED, is_so, f"{told}; the finders lost {lost_nano / 1e9:g} tokens", "finding"
+        AttackVerdict.OVERRULED,
+        is_so,
+        f"{told}; the finders lost {lost_nano / COIN_NANO:g} {DEFAULT_TICKER}",
+        "finding",
     )
 
 
@@ -189,9 +195,9 @@ def judge_disowned_workers(finished: FinishedWorld) -> AttackResult | None:
         if present == leased or not own:
             continue
         wrong += not own.isdisjoint(entry.validators)
-        submission.owner = present
+        frozen, submission.owner = submission.owner, present
         spared += not own.isdisjoint(compute_draw(state, state.runs[RUN], entry.submission, state.at_ms) or ())
-        submission.owner = leased
+        submission.owner = frozen
     if not wrong and not spared:
         return None
     told = f"{spared} draws would have named a validator of the owner that a worker has left, {wrong} did"

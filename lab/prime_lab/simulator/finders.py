@@ -17,6 +17,8 @@ READ_MS = 5_000
 """A finder reads one file in this time."""
 FALSE_SHARE = 0.1
 """Part of the honest files that a false finder has read about which it files a finding."""
+BLIND_SHARE = 0.25
+"""How often a false finder files a finding about any submission, whatever became of it."""
 
 
 class SimulatedFinder:
@@ -37,7 +39,9 @@ class SimulatedFinder:
             return
         self._world.after(READ_MS, self.act)
         open_names = [name for name, logged in history.submissions.items() if self._is_open(name, logged)]
-        if open_names:
+        if not self._is_honest and history.submissions and self._rng.random() < BLIND_SHARE:
+            self._file(self._rng.choice(list(history.submissions)))
+        elif open_names:
             name = self._rng.choice(open_names)
             self._read.add(name)
             if self._wants_to_file(history.submissions[name]):

@@ -3,7 +3,13 @@
 import pytest
 
 from prime_coordinator.audits.validators import REASON_SILENT, REASON_WRONG
-from prime_coordinator.constants import AUDIT_RETRY_MS, GRACE_MS, MISS_WAIT_MS, MISSES_MAX, OVERTURNED_WAIT_MS
+from prime_coordinator.constants import (
+    AUDIT_RETRY_MS,
+    GRACE_MS,
+    MISS_WAIT_MS,
+    MISSES_MAX,
+    OVERTURNED_WAIT_MS,
+)
 from prime_protocol.constants import BASIS_POINTS, HEARTBEAT_MS, LOST_MS, REVEAL_MS, ROUNDS_MAX
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import NodeStatus, Outcome, Role
@@ -430,6 +436,20 @@ def test_a_validator_whose_verdicts_do_not_stand_leaves_the_draw_for_a_while_tha
         assert scene.beat("val-0").command is NodeCommand.NONE
         assert scene.world.now_ms - out_ms == wait_ms
     assert scene.state.nodes[scene.node("val-0")].faults == 3, "two at first, then one: it still gives wrong verdicts"
+
+
+def test_a_validator_that_withholds_what_it_committed_to_is_blamed_as_if_it_had_been_wrong() -> None:
+    scene = Scene.started(validators=9, slots_per_step=2**14)
+    scene.tick(GRACE_MS)
+    while not scene.run.suspended:
+        name = scene.work("ann")
+        while scene.submission(name).outcome is None and not scene.run.suspended:
+            scene.judge(name, lambda validator, _: None if validator == "val-0" else ACCEPT)
+            if "val-0" in scene.drawn(name) and scene.submission(name).outcome is None:
+                assert not scene.run.suspended, "its verdict may still come"
+                wait_out(scene)
+    assert scene.run.suspended == {scene.node("val-0"): REASON_WRONG}
+    assert scene.state.nodes[scene.node("val-0")].faults == 0, "a crash looks the same"
 
 
 def test_an_honest_validator_that_is_outvoted_now_and_then_stays_in_the_draw() -> None:
