@@ -20,6 +20,7 @@ from prime_protocol.constants import PROTOCOL_VERSION, SIGNATURE_BYTES
 from prime_protocol.ledger.entries import Role
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.messages import NodeActivity
+from prime_runtime.cli import collect_less_often
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.config import ServerLimits
 from support.processes.coordinator import RUN, key_of, make_folder
@@ -71,6 +72,7 @@ async def serve_real(nodes: int, folder: Path) -> None:
     store = open_log_store(database_url(config))
     server = await CoordinatorServer.open(config, load_key(config), load_log_key(config), store, SystemClock())
     fill(server, nodes)
+    collect_less_often()
     tune_garbage_collector()
     stop = asyncio.Event()
     with lock_home(folder) as lock:

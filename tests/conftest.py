@@ -1,8 +1,13 @@
 """What holds for every test: figures that outlive the run, whose lines are counted, and Ctrl-C that reaches programs.
 
+Tests start some thousand processes, and compiling our modules is a third of each start. So processes write bytecode,
+whatever the shell says, and the garbage collector runs rarely among objects that stay.
+
 A shell in the background ignores SIGINT for its children, and they for theirs.
 """
 
+import gc
+import os
 import signal
 import sys
 import threading
@@ -13,6 +18,10 @@ import pytest
 
 COUNTED = Path(__file__).parent / "unit/prime_protocol"
 """The tests that must reach every line and branch of the protocol by themselves."""
+
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+gc.set_threshold(50_000, 20, 100)
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -113,8 +113,6 @@ LOGGED_ONCE = (
     VerdictGiven,
 )
 """Entries that can be logged only once: a sender that repeats one, not knowing that it arrived, gets its position."""
-COLLECTOR_ALLOCATIONS = 20_000
-"""Allocations between two runs of the garbage collector; Python's default of 700 is two heartbeats."""
 REQUEST_KINDS = (
     HEARTBEAT.kind,
     LEASE.kind,
@@ -445,10 +443,9 @@ async def _end(*tasks: asyncio.Future[Any]) -> None:
 
 
 def tune_garbage_collector() -> None:
-    """Objects that exist at start stay: exclude them from garbage collection, and collect less often."""
+    """Objects that exist at start stay: exclude them from garbage collection."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(COLLECTOR_ALLOCATIONS, 20, 20)
 
 
 async def run(config: CoordinatorConfig) -> int:

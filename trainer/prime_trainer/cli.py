@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prime_runtime.cli import HELP_ALL, add_version, find_command
+from prime_runtime.cli import HELP_ALL, add_version, collect_less_often, find_command
 
 CLEAR_SCREEN = "\x1b[H\x1b[2J"
 MODEL_COMMANDS = {
@@ -153,6 +153,7 @@ def add_settings(parser: argparse.ArgumentParser, command: str, *, show_all: boo
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
+    collect_less_often()
     from prime_protocol.errors import LocalError, RemoteError
     from prime_runtime.http.control_api import ProgramNotRunning
 

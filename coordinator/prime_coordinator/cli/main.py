@@ -13,7 +13,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 from prime_coordinator.cli.arguments import LAB_PROGRAMS, build_parser
-from prime_runtime.cli import choose_settings_help, find_command
+from prime_runtime.cli import choose_settings_help, collect_less_often, find_command
 
 EXIT_REFUSED, EXIT_NOT_REACHED, EXIT_INTERRUPTED = 1, 4, 130
 
@@ -48,6 +48,7 @@ def run_lab_program(program: str, words: Sequence[str]) -> int:
 
 
 def run_task(args: argparse.Namespace) -> int:
+    collect_less_often()
     from prime_coordinator.cli.context import CoordinatorUnreachable, OperatorContext
     from prime_protocol.errors import LocalError, RemoteError
     from prime_runtime.console import CommandOutput

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from prime_node.cli.arguments import WITH_SETTINGS, build_parser
-from prime_runtime.cli import choose_settings_help, find_command
+from prime_runtime.cli import choose_settings_help, collect_less_often, find_command
 
 EXIT_REFUSED, EXIT_NOT_RUNNING, EXIT_INTERRUPTED = 1, 4, 130
 
@@ -34,6 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_task(args: argparse.Namespace) -> int:
+    collect_less_often()
     from prime_node.cli.context import NodeCliContext
     from prime_protocol.errors import LocalError, RemoteError
     from prime_runtime.console import CommandOutput
