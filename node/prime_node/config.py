@@ -22,7 +22,7 @@ from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress,
 from prime_runtime.logs import LogConfig
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.loader import ResolvedConfig, check_parsed, resolve_config
-from prime_runtime.settings.schema import Between, ConfigError, settings_class
+from prime_runtime.settings.schema import Between, CommaList, ConfigError, settings_class
 from prime_runtime.shardcast.config import VERSIONS_KEPT, UploadConfig, check_urls
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ class NodeConfig:
     """URL of the coordinator, as its operator publishes it. A first start needs nothing else."""
     coordinator_id: str = ""
     """Address of the coordinator's key. Default: pinned from its first answer."""
-    run: str = ""
+    run: Annotated[str, CommaList()] = ""
     """Name of the run to take part in. A validator may name several, separated by commas: one process and one engine
     take the audits of all of them. Default: the only active run."""
     also_audits: tuple[str, ...] = ()

@@ -3,12 +3,14 @@
 from itertools import count
 
 import pytest
+from tools.freeze_log import LOGS, read_leaves
 
 from fuzz.harness import assert_survives
 from oracle.make_ledger_vectors import tell
-from prime_protocol.constants import SIGNATURE_BYTES
+from prime_protocol.constants import PROTOCOL_VERSION, SIGNATURE_BYTES
 from prime_protocol.errors import RemoteError
 from prime_protocol.ledger.entries import LogRecord
+from prime_protocol.ledger.versions.upgrades import OLD_FORMS, decode_form, encode_form
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.envelope import Payload, seal_envelope
 from prime_protocol.wire.ids import RunId
@@ -71,3 +73,22 @@ def test_damaged_entries_of_honest_authors_survive() -> None:
 
     assert_survives(parse, corpus)
     assert world.state.funds.is_conserved()
+
+
+def test_damaged_bodies_of_old_forms_survive_and_have_one_encoding() -> None:
+    """Entries as release 0.1.0 wrote them, through every step to the newest form and back."""
+    leaves = read_leaves(LOGS / "0.1.0" / "embedded.entries.zst")
+    letters = [decode(Payload, decode(LogRecord, leaf).frame[SIGNATURE_BYTES:]) for leaf in leaves]
+    kinds = {kind.__name__: kind for kind in OLD_FORMS}
+    corpus = {each.kind.encode() + b"/%d/" % each.version + each.body for each in letters if each.kind in kinds}
+    assert len({example.split(b"/")[0] for example in corpus}) > 1
+
+    def parse(raw: bytes) -> None:
+        parts = raw.split(b"/", 2)
+        if len(parts) < 3 or parts[0].decode("latin-1") not in kinds or not parts[1].isdigit():
+            raise RemoteError("kind", "has no old form")
+        version = min(int(parts[1]), PROTOCOL_VERSION)
+        entry = decode_form(kinds[parts[0].decode()], version, parts[2])
+        assert encode_form(entry, version) == parts[2]
+
+    assert_survives(parse, sorted(corpus))

@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+
 from prime_coordinator.config import LogWriterConfig
 from prime_coordinator.home import CoordinatorHome
 from prime_coordinator.intervals import IntervalsConfig
@@ -52,6 +54,10 @@ async def test_a_log_goes_on_under_other_rules_over_a_restart_and_verifies_as_on
         where = ("--folder", str(config.folder), "--url", coordinator.server.url)
         code, text = await run_command("prime-coordinator", "rules", "show", *where)
         assert (code, text.startswith("1; 2 from")) == (0, True), text
+        async with aiohttp.ClientSession() as session, session.get(coordinator.server.url + "/metrics") as response:
+            lines = (await response.text()).splitlines()
+        assert {"prime_coordinator_rules 1.0", "prime_coordinator_rules_announced 2.0"} <= set(lines)
+        assert "prime_coordinator_rules_change_time_seconds 0.0" not in lines
         await publish(trainer, 1)
         assert await coordinator.stop() == 0
         await coordinator.start()

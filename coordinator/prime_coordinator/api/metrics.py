@@ -48,6 +48,11 @@ class CoordinatorMetrics:
         self._nodes = metrics.gauge("nodes", "Nodes by liveness.", phase=[*NodePhase])
         self._leases = metrics.gauge("leases_open", "Leases that are open.").at()
         self._submissions = metrics.gauge("submissions_unsettled", "Submissions without an outcome.").at()
+        self._rules = metrics.gauge("rules", "Version of the rules in force.").at()
+        self._next_rules = metrics.gauge("rules_announced", "Version of the rules that are announced last.").at()
+        self._rules_start = metrics.gauge(
+            "rules_change_time_seconds", "When the announced rules start, as Unix time; 0 if no change is pending."
+        ).at()
         self._void_roots = metrics.gauge("payout_roots_void", "Recent payout roots that validators made void.").at()
 
     def add_routes(self, app: web.Application) -> None:
@@ -66,6 +71,10 @@ class CoordinatorMetrics:
             self._nodes.at(phase=phase).set(known)
         self._leases.set(sum(len(run.leases) for run in state.runs.values()))
         self._submissions.set(sum(len(run.unsettled) for run in state.runs.values()))
+        rules = state.rules
+        self._rules.set(rules.get_version(state.at_ms))
+        self._next_rules.set(rules.after)
+        self._rules_start.set(rules.from_ms / 1000 if rules.is_pending(state.at_ms) else 0)
         self._void_roots.set(sum(row["void"] for row in self._settlement.describe().get("promises", ())))
         await self._disk.update()
         return await self._metrics.handle(request)

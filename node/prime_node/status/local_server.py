@@ -79,6 +79,10 @@ def _running(report: dict[str, Any]) -> Iterator[Metric]:
     yield _gauge("coordinator_reached", "1 while the coordinator answers.", float(coordinator["is_reachable"]))
     yield _gauge("held", "1 while the owner's policy holds the node.", float(bool(report["owner"]["hold"])))
     yield _gauge("log_forks", "Pairs of tree heads that prove a fork of the log.", len(report["heads"]["forks"]))
+    change = coordinator["rules_change"]
+    yield _gauge("rules_change_pending", "1 while a change of the log's rules is announced.", float(change is not None))
+    is_unknown = change is not None and not change["is_known"]
+    yield _gauge("rules_change_unknown", "1 while this program does not know the announced rules.", float(is_unknown))
     accusations, replay = report["accusations"], report["replay"]
     yield _gauge("stopped_by_accusation", "1 while a broken rule stops the work.", float(accusations["is_stopped"]))
     if replay:

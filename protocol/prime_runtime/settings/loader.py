@@ -79,7 +79,7 @@ def _pick(
     if setting.variable in environ:
         return _prepare(setting, _split_list(setting, environ[setting.variable]), home), setting.variable
     if setting.key in found:
-        return _prepare(setting, found[setting.key], home), file.place(setting.key)
+        return _prepare(setting, _join_list(setting, found[setting.key]), home), file.place(setting.key)
     return None
 
 
@@ -88,6 +88,12 @@ def _split_list(setting: Setting, raw: Any) -> Any:
     if not setting.is_list or not isinstance(raw, str):
         return raw
     return [item.strip() for item in raw.split(",") if item.strip()]
+
+
+def _join_list(setting: Setting, raw: Any) -> Any:
+    if setting.is_comma_list and isinstance(raw, list) and all(isinstance(item, str) for item in raw):
+        return ",".join(raw)
+    return raw
 
 
 def _prepare(setting: Setting, raw: Any, home: str | None) -> Any:

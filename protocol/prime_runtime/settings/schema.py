@@ -46,7 +46,8 @@ JSON_TYPES: dict[type, dict[str, Any]] = {
     Path: {"type": "string", "format": "path"},
     Secret: {"type": "string", "format": "password"},
 }
-FORMAT_NAMES = {"path": "path", "password": "secret"}
+COMMA_LIST = "comma-list"
+FORMAT_NAMES = {"path": "path", "password": "secret", COMMA_LIST: "text, names separated by commas"}
 UNIT_EXAMPLES = {"ms": "milliseconds, or 30s, 5min, 2h", "bytes": "bytes, or 40GB, 512MiB", "mb": "MiB, or 8GiB"}
 
 
@@ -57,6 +58,11 @@ class ConfigError(LocalError):
 def Between(low: float, high: float) -> Interval:
     """Bounds of a number, both ends allowed: `Annotated[int, Between(1, 65_535)]`."""
     return Interval(ge=low, le=high)
+
+
+@dataclass(frozen=True, slots=True)
+class CommaList:
+    """A text of names with commas, for which a file may have a list: `Annotated[str, CommaList()]`."""
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -94,6 +100,10 @@ class Setting:
     @property
     def is_list(self) -> bool:
         return self.schema.get("type") == "array"
+
+    @property
+    def is_comma_list(self) -> bool:
+        return self.schema.get("format") == COMMA_LIST
 
     @property
     def item(self) -> dict[str, Any]:
@@ -185,7 +195,8 @@ def _describe_type(hint: Any) -> dict[str, Any]:
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
         bounds = [{"minimum": note.ge, "maximum": note.le} for note in notes if isinstance(note, Interval)]
-        return _describe_type(inner) | (bounds[0] if bounds else {})
+        lists = [{"format": COMMA_LIST} for note in notes if isinstance(note, CommaList)]
+        return _describe_type(inner) | next(iter(bounds + lists), {})
     if get_origin(hint) is tuple:
         return {"type": "array", "items": _describe_type(get_args(hint)[0])}
     if issubclass(hint, Enum):

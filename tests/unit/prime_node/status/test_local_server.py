@@ -69,8 +69,20 @@ async def test_metrics_are_for_prometheus() -> None:
         "prime_node_upload_bytes_total 5000.0",
         "prime_node_verdicts_total 0.0",
         "prime_node_engine_ready 1.0",
+        "prime_node_rules_change_pending 0.0",
+        "prime_node_rules_change_unknown 0.0",
     ):
         assert line in lines, line
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+async def test_an_announced_change_of_rules_is_a_metric(is_known: bool) -> None:
+    change = {"rules": 9, "from_ms": 1, "release": "9.0.0", "is_known": is_known}
+    report = {**REPORT, "coordinator": {**REPORT["coordinator"], "rules_change": change}}
+    async with serving(report) as (url, session), session.get(f"{url}/metrics") as response:
+        lines = (await response.text()).splitlines()
+    assert "prime_node_rules_change_pending 1.0" in lines
+    assert f"prime_node_rules_change_unknown {float(not is_known)}" in lines
 
 
 async def test_a_relay_and_a_node_that_joins_have_fewer_metrics_and_no_faults() -> None:

@@ -13,7 +13,7 @@ import pytest
 from prime_runtime.redaction import Secret
 from prime_runtime.settings.flags import add_flags, read_flags, render_config
 from prime_runtime.settings.loader import describe_config, list_secrets, load_config, resolve_config
-from prime_runtime.settings.schema import Between, ConfigError, settings_class
+from prime_runtime.settings.schema import Between, CommaList, ConfigError, settings_class
 
 
 class Role(StrEnum):
@@ -123,6 +123,22 @@ def test_every_type_is_read_from_the_environment() -> None:
     assert config.peers == Peers(bootstrap=("a", "b"), ports=(1, 2), patience_s=0.25)
     assert config.wallet.passphrase is not None
     assert config.wallet.passphrase.reveal() == "correct horse"
+
+
+@settings_class
+class Runs:
+    run: Annotated[str, CommaList()] = ""
+
+
+@pytest.mark.parametrize("toml", ['run = ["a", "b"]', 'run = "a,b"'])
+def test_a_text_of_names_may_be_a_list_in_the_file(toml: str) -> None:
+    assert load_config(Runs, {}, {}, toml.encode()).run == "a,b"
+    assert load_config(Runs, {"run": "c"}, {}, toml.encode()).run == "c"
+
+
+def test_a_list_of_other_things_is_refused_for_a_text_of_names() -> None:
+    with pytest.raises(ConfigError, match="names separated by commas"):
+        load_config(Runs, {}, {}, b"run = [1, 2]")
 
 
 def test_home_in_a_path_comes_from_the_given_environment() -> None:
