@@ -194,9 +194,13 @@ def _describe_type(hint: Any) -> dict[str, Any]:
     """JSON schema of a type that a setting may have."""
     if get_origin(hint) is Annotated:
         inner, *notes = get_args(hint)
-        bounds = [{"minimum": note.ge, "maximum": note.le} for note in notes if isinstance(note, Interval)]
-        lists = [{"format": COMMA_LIST} for note in notes if isinstance(note, CommaList)]
-        return _describe_type(inner) | next(iter(bounds + lists), {})
+        described = _describe_type(inner)
+        for note in notes:
+            if isinstance(note, Interval):
+                described = described | {"minimum": note.ge, "maximum": note.le}
+            elif isinstance(note, CommaList):
+                described = described | {"format": COMMA_LIST}
+        return described
     if get_origin(hint) is tuple:
         return {"type": "array", "items": _describe_type(get_args(hint)[0])}
     if issubclass(hint, Enum):
