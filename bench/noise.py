@@ -5,9 +5,10 @@ setup reads what all of them generated. A quarter of the completions calibrates 
 judged by these bounds in files of 16 completions, as a validator does. On a CPU without bfloat16 instructions it is
 emulated.
 
-    python bench/noise.py [COMPLETIONS] [--results FOLDER] [--minutes MINUTES]
+    python bench/noise.py [COMPLETIONS] [--exact] [--results FOLDER] [--minutes MINUTES]
 
-It takes long. With --results the same command continues where it was stopped. With --minutes it stops after that time,
+With --exact it runs in float32 only, and vLLM on one process and split over two; that takes minutes. All of it takes
+long. With --results the same command continues where it was stopped. With --minutes it stops after that time,
 says that there is more to do, and exits with code 3.
 """
 
@@ -38,6 +39,8 @@ VLLM = Path(__file__).parents[1] / ".vllm/bin/python"
 VOCABULARY, CONTEXT = 512, 1024
 COMPLETIONS = 7_000
 """The least: with fewer, a quarter of a pairing in bfloat16 has no 1,000 chunks to fit bounds to."""
+EXACT_COMPLETIONS = 2_000
+"""The least in float32 alone: three ways to run the model, each with a quarter to fit its bounds to."""
 SMOKE_COMPLETIONS = 8
 FLOAT32_SHARE = 6
 """Completions in float32 for each in bfloat16, which is slow where it is imitated."""
@@ -48,14 +51,19 @@ UNFINISHED = 3
 """Exit code where there is more to do."""
 
 
-def make_plan(checkpoint: Path, completions: int, *, smoke: bool) -> CalibrationPlan:
+def make_plan(checkpoint: Path, completions: int, *, is_exact: bool, smoke: bool) -> CalibrationPlan:
     engines: list[tuple[EngineKind, Path | None]] = [(EngineKind.TORCH, None), (EngineKind.VLLM, VLLM)]
     precisions, batches, threads = [FLOAT32, EMULATED], [5, 64], [1, 2]
+    splits = [1]
+    if is_exact:
+        precisions, splits = precisions[:1], [1, 2]
     if smoke:
         engines, precisions, batches, threads = engines[:1], precisions[:1], batches[1:], threads[:1]
     return CalibrationPlan(
         checkpoint=checkpoint,
-        setups=plan_setups(engines, precisions, batches=batches, threads=threads, imitated_share=FLOAT32_SHARE),
+        setups=plan_setups(
+            engines, precisions, batches=batches, threads=threads, imitated_share=FLOAT32_SHARE, splits=splits
+        ),
         completions=completions,
         sampling=Sampling(temperature=1.0, eos=frozenset(), tokens_max=TOKENS),
         prompts=random_prompts(VOCABULARY, CONTEXT, 1),
@@ -119,37 +127,38 @@ def name_class(kind: str) -> EngineClass:
 
 def main() -> int:
     parser = BenchmarkParser(__doc__)
-    parser.add_argument("completions", type=int, nargs="?", default=COMPLETIONS)
+    parser.add_argument("completions", type=int, nargs="?", default=0)
+    parser.add_argument("--exact", action="store_true", help="in float32 only, and vLLM split over two as well")
     parser.add_argument("--results", type=Path, help="keep what is measured here, and go on from it")
     parser.add_argument("--minutes", type=float, default=float("inf"))
     flags = parser.parse()
-    if flags.smoke:
-        flags.completions = SMOKE_COMPLETIONS
-    elif flags.completions < COMPLETIONS:
-        parser.error(f"{flags.completions} completions are too few to fit bounds to, it takes {COMPLETIONS}")
+    least = EXACT_COMPLETIONS if flags.exact else COMPLETIONS
+    flags.completions = SMOKE_COMPLETIONS if flags.smoke else flags.completions or least
+    if not flags.smoke and flags.completions < least:
+        parser.error(f"{flags.completions} completions are too few to fit bounds to, it takes {least}")
     with tempfile.TemporaryDirectory(prefix="prime-noise-") as folder:
         checkpoint = make_tiny_checkpoint(
             Path(folder) / "model", vocabulary=VOCABULARY, context=CONTEXT, heads=2, kv_heads=1, spread=1.5
         )
         results = flags.results or Path(folder) / "results"
         results.mkdir(parents=True, exist_ok=True)
+        plan = make_plan(checkpoint, flags.completions, is_exact=flags.exact, smoke=flags.smoke)
         ends_at = time.monotonic() + 60 * flags.minutes
         try:
-            rows = asyncio.run(
-                Measurement(make_plan(checkpoint, flags.completions, smoke=flags.smoke), results, ends_at).run()
-            )
+            rows = asyncio.run(Measurement(plan, results, ends_at).run())
         except TimeIsUp:
             print(f"the {flags.minutes:g} minutes are over; the same command continues from {results}")
             return UNFINISHED
-        report(rows, None if flags.smoke else ModelFiles.open(checkpoint).hidden)
+        precisions = [] if flags.smoke else [Precision.FLOAT32] if flags.exact else list(Precision)
+        report(rows, precisions, ModelFiles.open(checkpoint).hidden)
     return 0
 
 
-def report(rows: RowsByPair, hidden: int | None) -> None:
-    """Without a hidden size nothing is fitted: a smoke run has too few completions."""
+def report(rows: RowsByPair, precisions: Sequence[Precision], hidden: int) -> None:
+    """Of each run that was measured. None: a smoke run has too few completions to fit bounds to."""
     print()
     show(COLUMNS, list_noise([collect_noise(pairing, found) for pairing, found in rows.items()]))
-    judged = [] if hidden is None else [judge(rows, precision, hidden) for precision in Precision]
+    judged = [judge(rows, precision, hidden) for precision in precisions]
     rejects, pair_rejects = (sum(each[place] for each in judged) for place in (0, 1))
     compared = {pairing: sum(len(row.chunks) for row in found) for pairing, found in rows.items()}
     # Every completion is read once by torch in float32.

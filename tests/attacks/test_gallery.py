@@ -45,7 +45,7 @@ def test_every_attack_has_a_program_and_no_program_is_left_out() -> None:
     assert {attack.name for attack in RELAY_ATTACKS} == RELAY_BEHAVIORS.keys()
     assert {attack.name for attack in COORDINATOR_ATTACKS} == FORGED_LOGS.keys()
     assert {attack.name for attack in STRANGER_ATTACKS} == FLOODS.keys()
-    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 120
+    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 121
 
 
 def test_no_verdict_or_finding_makes_the_coordinator_delete_a_file_that_is_still_judged(tmp_path: Path) -> None:

@@ -69,6 +69,16 @@ ANSWER_ATTACKS = (
         gains="better rewards",
     ),
 )
+CLASS_ATTACKS = (
+    _worker(
+        "noisier-class",
+        "weights in 4 bits, and names a class of engines whose noise might cover them",
+        FRAUDULENT,
+        *MODEL_CHECKS,
+        saves=0.7,
+    ),
+)
+"""In a run that has bounds for pairs of engine classes."""
 STEADY_ATTACKS = (
     _worker(
         "careful-answer-sheet",
@@ -419,7 +429,14 @@ CROSS_RUN = _worker(
     "audit_rate",
     gains="fewer audits where work is dear",
 )
-WORKER_ATTACKS = (*ENGINE_ATTACKS, *ANSWER_ATTACKS, *STEADY_ATTACKS, *ROW_ATTACKS, *FILE_ATTACKS)
+WORKER_ATTACKS = (
+    *ENGINE_ATTACKS,
+    *ANSWER_ATTACKS,
+    *STEADY_ATTACKS,
+    *CLASS_ATTACKS,
+    *ROW_ATTACKS,
+    *FILE_ATTACKS,
+)
 ALL_ATTACKS = (
     *WORKER_ATTACKS,
     *PROGRAM_ATTACKS,

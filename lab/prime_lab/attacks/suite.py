@@ -11,6 +11,7 @@ from pathlib import Path
 
 from prime_lab.attacks.answer_attacks import attack_answers
 from prime_lab.attacks.attack import Attack, AttackResult, AttackVerdict
+from prime_lab.attacks.class_attacks import attack_with_classes
 from prime_lab.attacks.coordinator.draws import attack_draws
 from prime_lab.attacks.coordinator.forged_logs import attack_logs
 from prime_lab.attacks.coordinator.keys import attack_keys
@@ -154,6 +155,9 @@ async def run_worker_attacks(folder: Path, summary: SuiteSummary, report_progres
         async for attack, outcome in attack_with_engines(harness, 1):
             add_result(summary, attack, outcome)
         async for attack, outcome in attack_with_files(harness, engines[-1], 1):
+            add_result(summary, attack, outcome)
+        report_progress("workers: a class of engines that is not theirs")
+        async for attack, outcome in attack_with_classes(harness, engines, LEASES, SLOTS):
             add_result(summary, attack, outcome)
 
 
