@@ -2,12 +2,13 @@
 
 from pathlib import Path
 
+from prime_lab.devnet.tiny_models import make_tiny_checkpoint
+
 from prime_lab.attacks.catalog import CLASS_ATTACKS
 from prime_lab.attacks.class_attacks import attack_with_classes, calibrate_classes
 from prime_lab.attacks.harness import HarnessConfig, digest_words, open_engine, open_harness, open_honest_engines
 from prime_lab.attacks.suite import TOKENS_MAX, VOCABULARY
 from prime_lab.cheats.registry import open_cheat
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 from prime_node.jobs.file_checks import weigh_rows
 from prime_protocol.proofs.tolerance import Precision, Tolerance
 

@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-
 from prime_lab.devnet.tiny_models import make_tiny_checkpoint
+
 from prime_node.calibration.files import CalibrationFile, MeasuredModel
 from prime_node.calibration.measure import (
     CalibrationPlan,

@@ -206,7 +206,14 @@ def test_a_run_outside_a_devnet_needs_validators_or_force(operator: Operator) ->
     with started(operator.folder):
         refused(operator.type("run", "create", "demo", *terms), "9 different owners", "0 have", "--force", "run pause")
         refused(operator.type("run", "create", "demo", *terms, "--quorum", "2"), "6 different owners")
-        assert "warning: run demo needs" in operator.do("run", "create", "demo", *terms, "--force").err
+        bounds = operator.folder / "bounds.toml"
+        bounds.write_text('class_bounds = ["gpu-a/x > gpu-b/x: margin_max=0.25"]\nclass_bounds_closed = true\n')
+        created = operator.do("run", "create", "demo", *terms, "--terms", str(bounds), "--force")
+        assert "warning: run demo needs" in created.err
+        assert "bounds: two machines;" in created.out
+        assert "class 2: gpu-b/x" in created.out
+        assert "0.25" in created.out
+        assert "the run takes work of these classes only" in created.out
         operator.do("run", "pause", "demo")
         assert "validators of 0 owners joined run demo, it should have 9" in operator.do("run", "resume", "demo").err
 

@@ -16,12 +16,16 @@ from prime_protocol.ledger.entries import (
     RunStatusSet,
     RunUpdated,
 )
-from prime_protocol.ledger.terms import RunTerms
+from prime_protocol.ledger.terms import DAY_MS, RunTerms
+from prime_protocol.proofs.class_bounds import BOUNDED_NUMBERS
 from prime_protocol.wire.ids import Digest, NodeId, RunId, parse_address
 from prime_protocol.wire.messages import EntryReply
+from prime_runtime.clock import SystemClock
 from prime_runtime.formatting import format_amount, parse_amount
 from prime_runtime.settings.flags import read_flags
 
+SHOWN = ("exponent_mismatches_max", "mantissa_error_mean_max", "margin_max", "logprob_error_max")
+"""Bounds that are printed for each pair of classes; the explorer has all."""
 RUN_ACTIONS = {
     "pause": (RunStatus.PAUSED, "grants no more leases"),
     "resume": (RunStatus.ACTIVE, "grants leases again"),
@@ -49,6 +53,7 @@ def create_run(context: OperatorContext) -> int:
         if problem:
             context.print_error(f"warning: {problem}")
     logged = client.append_entry(RunCreated(terms=terms), run)
+    show_bounds(context, terms)
     return report_logged(
         context, logged, f"run {run} is created: {terms.slots_per_step} slots a step, quorum {terms.quorum}"
     )
@@ -77,9 +82,34 @@ def update_run(context: OperatorContext) -> int:
     terms = change_terms(present, read_flags(args, TermsConfig), args.terms)
     if terms == present:
         raise LocalError(f"run {run} already has these terms; give the ones to change")
-    return report_logged(
-        context, client.append_entry(RunUpdated(terms=terms), run), f"run {run} has new terms from its next step on"
-    )
+    logged = client.append_entry(RunUpdated(terms=terms), run)
+    if (terms.tolerance, terms.class_bounds) != (present.tolerance, present.class_bounds):
+        show_bounds(context, terms)
+    return report_logged(context, logged, f"run {run} has new terms from its next step on")
+
+
+def show_bounds(context: OperatorContext, terms: RunTerms) -> None:
+    """On what the bounds of audits were measured, how long ago, and for which engine classes."""
+    if not terms.calibration:
+        return
+    say, table = context.screen.print_line, terms.class_bounds
+    days = max(0, SystemClock().now_ms() - terms.calibrated_at_ms) // DAY_MS
+    say(f"bounds: {terms.calibration}; {days} days old")
+    for number, name in enumerate(table.classes, 1):
+        say(f"class {number}: {name}")
+    if table.pairs:
+        rows = [
+            (
+                f"{pair.generating + 1} > {pair.judging + 1}",
+                *(f"{value:g}" for name, value in zip(BOUNDED_NUMBERS, pair.numbers, strict=True) if name in SHOWN),
+            )
+            for pair in table.pairs
+        ]
+        default = ("other pairs", *(f"{getattr(terms.tolerance, name):g}" for name in BOUNDED_NUMBERS if name in SHOWN))
+        columns = [name for name in BOUNDED_NUMBERS if name in SHOWN]
+        context.screen.show(context.screen.table(("generating > judging", *columns), [*rows, default]))
+    if table.is_closed:
+        say("the run takes work of these classes only")
 
 
 def set_run_status(context: OperatorContext) -> int:

@@ -281,7 +281,8 @@ def _check_calibration(facts: NetworkFacts, run: RunFacts) -> CheckResult:
         )
     return make_result(
         what=f"{run.name}: calibration",
-        found=f"{terms.calibration}, {age_ms // DAY_MS} days old",
+        found=f"{terms.calibration}, {age_ms // DAY_MS} days old"
+        + (f", {len(terms.class_bounds.classes)} engine classes" if terms.class_bounds.classes else ""),
         needed=f"at most {CALIBRATION_OLD_MS // DAY_MS} days old",
         is_good=age_ms <= CALIBRATION_OLD_MS,
         advice="drivers and engines change: measure again with prime-node calibrate",
