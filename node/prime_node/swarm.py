@@ -93,7 +93,7 @@ class Swarm:
         self.accusations = self._open_accusations(key)
         self.ledger_follower = self._open_ledger_follower(client) if config.replays_log else None
         """Replays the ledger's rules; None where this node does not."""
-        self.reach = self._open_reach(key, connections, rng)
+        self.reach = self._open_reach(key, client, connections, rng)
         self._announcers = {run: self._make_announcer(each) for run, each in self.runs.items()}
 
     @property
@@ -124,11 +124,12 @@ class Swarm:
             relay.on_peers = lambda peers: libp2p.add_peers(peers, seed=config.server.node)
         return libp2p
 
-    def _open_reach(self, key: WalletKey, connections: ConnectionPool, rng: Random) -> Reach:
+    def _open_reach(self, key: WalletKey, client: HttpClient, connections: ConnectionPool, rng: Random) -> Reach:
         reach = Reach(
             self._config,
             key,
             self._http,
+            client,
             connections,
             clock=self._clock,
             rng=rng,

@@ -22,6 +22,7 @@ from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.gossip.libp2p_transport import Libp2pTransport
 from prime_runtime.gossip.transport import GossipPublisher
+from prime_runtime.http.dial_back import DialBackServer
 from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.announcer import Announcer
@@ -81,6 +82,7 @@ class CoordinatorGossip:
         """The last entry that each node accused."""
         self._head_due_ms = 0
         self.gossip_http.add_routes(http)
+        DialBackServer(clock).add_to(http)
 
     async def run(self, port: int) -> None:
         """Run until cancelled; `port` is the port of the HTTP server."""

@@ -281,14 +281,25 @@ def check_port(examined: MachineReport) -> Iterator[CheckResult]:
     if not port.announce:
         yield CheckResult(
             what="reached from outside",
-            found="announce is empty: this node only connects out and serves no weights",
-            needed="nothing; but a node that serves weights helps the others",
+            found="others cannot connect: announce is empty; it serves weights on connections that it opens itself",
+            needed="nothing; with a port forwarded to this machine and announce set, all nodes can fetch from it",
         )
         return
     where = ", ".join(port.announce)
+    if port.is_reached is False and not port.problem:
+        yield CheckResult(
+            what="reached from outside",
+            found=f"the coordinator cannot connect to {port.announce[0]}: {port.outside_problem}",
+            needed="a port that is forwarded to this machine",
+            advice=f"forward TCP {port.announce[0].rpartition(':')[2]} in the router and open it in the firewall; until"
+            " then the node serves weights on connections that it opens itself",
+            grade=CheckGrade.NOTE,
+        )
+        return
     yield make_result(
         what="reached from outside",
         found=port.problem
+        or (f"the coordinator connected to {port.announce[0]}" if port.is_reached else "")
         or f"{port.listen} is {'held by our node' if port.is_ours else 'free'}, announced as {where}",
         needed="a port that is free and forwarded to this machine",
         is_good=not port.problem,

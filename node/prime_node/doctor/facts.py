@@ -132,6 +132,10 @@ class PortFacts:
     problem: str
     """Why the port cannot be bound; empty if it can, or if our own node holds it."""
     is_ours: bool
+    is_reached: bool | None = None
+    """Whether the coordinator could connect; None if it was not asked."""
+    outside_problem: str = ""
+    """Why it could not, by its words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 from prime_node.config import NodeConfig, NodeRole
@@ -20,23 +21,28 @@ from prime_node.doctor.facts import (
     EngineInstallFacts,
     GpuListing,
     MachineReport,
+    PortFacts,
     SourceFacts,
 )
 from prime_node.doctor.machine import list_gpus, load_nvml, probe_disk, probe_port, read_cpu, read_memory
 from prime_node.engine.process import build_environment
 from prime_node.joining import CoordinatorInfo, ListedRun, choose_run, complete_config, parse_coordinator_info
+from prime_node.reverse.dial_back import DialBackClient
+from prime_node.reverse.reachability import Reachability
 from prime_node.weights.connection import ConnectionBroken, ConnectionPool
 from prime_protocol.constants import CLASS_CHARS_MAX, CLASSES_MAX, FRAME_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.guard import GossipGuard
 from prime_protocol.weights.manifest import ManifestKind, ManifestShard, open_manifest
-from prime_protocol.wire.ids import Digest, NodeId
+from prime_protocol.wire.ids import Digest, NetworkId, NodeId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
 from prime_runtime.formatting import format_bytes
 from prime_runtime.gossip.transport import GossipHttpClient
 from prime_runtime.http.client import open_client
 from prime_runtime.http.coordinator_api import open_json_client
+from prime_runtime.http.server import HttpServer
+from prime_runtime.shardcast.config import with_ports
 from prime_runtime.shardcast.directory import ServerDirectory, ServerRecord
 
 
@@ -261,8 +267,43 @@ async def probe_machine(config: NodeConfig, scratch: Path, clock: Clock, *, is_r
         engine=engine,
         coordinator=line,
         sources=await _probe_sources_if_joined(config, line, clock),
-        port=probe_port(config, is_running=is_running),
+        port=await _probe_outside(config, line, probe_port(config, is_running=is_running), clock),
     )
+
+
+async def _probe_outside(config: NodeConfig, line: CoordinatorFacts | None, port: PortFacts, clock: Clock) -> PortFacts:
+    """Let the coordinator connect to the announced address, where this program can answer there."""
+    if line is None or line.problem or not config.announce or port.problem or port.is_ours:
+        return port
+    key, network = WalletKey.from_secret(secrets.token_bytes(32)), NetworkId(line.network)
+    http = HttpServer(key, network, clock=clock, limits=config.limits)
+    urls: tuple[str, ...] = ()
+    async with (
+        open_json_client(config.coordinator, config.authority) as client,
+        open_client(key=key, network=network, clock=clock, limits=config.client, authority=config.authority) as caller,
+    ):
+        try:
+            found = complete_config(replace(config, run=line.run), parse_coordinator_info(await client.get("/status")))
+            dial_back = DialBackClient(
+                caller,
+                http,
+                found.server,
+                clock=clock,
+                rng=Random(),
+                allow_private=config.allows_private_addresses,
+                trusted_proxies=config.limits.trusted_proxies,
+                list_servers=dict,
+                get_url=lambda: urls[0],
+            )
+            urls = with_ports(config.announce, await http.start(config.listen))
+        except (LocalError, RemoteError):
+            return port
+        try:
+            await dial_back.update()
+        finally:
+            await http.stop()
+    is_reached = {Reachability.OPEN: True, Reachability.CLOSED: False}.get(dial_back.state)
+    return replace(port, is_reached=is_reached, outside_problem=dial_back.problem)
 
 
 async def probe_runs(config: NodeConfig, scratch: Path, clock: Clock, *, is_running: bool) -> dict[str, MachineReport]:

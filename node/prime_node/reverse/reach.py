@@ -9,14 +9,18 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from prime_node.config import NodeConfig
+from prime_node.reverse.dial_back import DialBackClient
 from prime_node.reverse.dialer import ReverseDialer
 from prime_node.reverse.gateway import ReverseGateway
 from prime_node.reverse.gateway_plan import OfferedWeights
 from prime_node.reverse.lane_table import LaneLimits
+from prime_node.reverse.reachability import Reachability
 from prime_node.weights.connection import ConnectionPool
 from prime_protocol.wire.ids import NodeId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
+from prime_runtime.http.client import HttpClient
+from prime_runtime.http.dial_back import DialBackServer
 from prime_runtime.http.server import HttpServer
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.config import with_ports
@@ -32,6 +36,7 @@ class Reach:
         config: NodeConfig,
         key: WalletKey,
         http: HttpServer,
+        client: HttpClient,
         connections: ConnectionPool,
         *,
         clock: Clock,
@@ -45,8 +50,7 @@ class Reach:
         self._clock = clock
         self._list_public = list_public
         self._is_started = False
-        self.urls: tuple[str, ...] = ()
-        """Where others fetch weights from this node; empty: they cannot connect to it."""
+        self._announced: tuple[str, ...] = ()
         limits = LaneLimits(nodes_max=config.reach.nodes_max)
         self.gateway = ReverseGateway(key.node, connections.make_connection, clock=clock, rng=rng, limits=limits)
         connections.lanes = self.gateway
@@ -64,6 +68,24 @@ class Reach:
             read_offered=read_offered,
         )
 
+        self.dial_back = DialBackClient(
+            client,
+            http,
+            config.server,
+            clock=clock,
+            rng=rng,
+            allow_private=config.allows_private_addresses,
+            trusted_proxies=config.limits.trusted_proxies,
+            list_servers=list_public,
+            get_url=lambda: self._announced[0] if self._announced else "",
+        )
+        DialBackServer(clock).add_to(http)
+
+    @property
+    def urls(self) -> tuple[str, ...]:
+        """Where others fetch weights from this node; empty: they cannot connect to it."""
+        return () if self.dial_back.state is Reachability.CLOSED else self._announced
+
     @property
     def serves(self) -> bool:
         """Others can fetch weights from this node, one way or the other."""
@@ -73,8 +95,8 @@ class Reach:
         """LocalError: the port is taken."""
         if self._config.announce:
             port = await self._http.start(self._config.listen)
-            self.urls = with_ports(self._config.announce, port)
-            log.info("serving weights at %s", ", ".join(self.urls))
+            self._announced = with_ports(self._config.announce, port)
+            log.info("serving weights at %s", ", ".join(self._announced))
         else:
             await self._http.start_without_port()
             how = "by connections to public nodes" if self.serves else "no weights: announce is empty, reach.lanes off"
@@ -82,8 +104,10 @@ class Reach:
         self._is_started = True
 
     async def run(self) -> None:
-        """Keep lanes open while others cannot connect, and introduce those that keep lanes to this node."""
-        await asyncio.gather(self.dialer.run(), self.gateway.run())
+        """Ask others whether they can connect; keep lanes open while they cannot; introduce nodes to each other."""
+        async with asyncio.TaskGroup() as tasks:
+            for part in (self.dialer, self.gateway, self.dial_back):
+                tasks.create_task(part.run())
 
     async def stop(self) -> None:
         self.gateway.close()
@@ -99,8 +123,13 @@ class Reach:
         linked = self.gateway.nodes()
         helped = f"; {len(linked)} nodes behind routers serve through it" if linked else ""
         if self.urls:
-            return f"others connect to {', '.join(self.urls)}{helped}"
+            is_tested = self.dial_back.state is Reachability.OPEN
+            return f"{', '.join(self.urls)}, {'tested by others' if is_tested else 'not tested yet'}{helped}"
         advice = "open a port and set announce to let all nodes connect"
+        if self._announced:
+            port = self._announced[0].rpartition(":")[2]
+            advice = f"others cannot connect to {self._announced[0]}: {self.dial_back.problem}; "
+            advice += f"forward TCP port {port} in the router, and open it in the firewall"
         if not self._config.reach.lanes:
             return f"outbound only: it serves no weights; set reach.lanes, or {advice}"
         gateways = len(self.dialer.gateways)

@@ -163,6 +163,10 @@ class Announcer:
     async def _publish_serving(self) -> None:
         offer, urls = self.server.offer(), self._list_urls()
         if not urls:
+            if self._schedule.has_announced:
+                # Others cannot connect any more: no node should try until the last record expires.
+                await self.announce_stop()
+                self._schedule = AnnounceSchedule()
             return
         serving = ServingRecord(
             urls=urls,
