@@ -305,6 +305,9 @@ RELAY_ATTACKS = (
     _attack(RELAY, "stale-version", "serves an older version", REFUSED, "digest", gains="old weights"),
     _attack(RELAY, "stalls", "takes requests and says nothing", REFUSED, "speed", gains="delay"),
     _attack(RELAY, "false-claim", "claims shards that it lacks", REFUSED, "absent", gains="delay"),
+    _attack(
+        RELAY, "wrong-lane", "sends damaged shards by a lane that it opens", REFUSED, "digest", gains="broken weights"
+    ),
 )
 
 COORDINATOR_ATTACKS = (

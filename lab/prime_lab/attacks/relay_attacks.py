@@ -23,8 +23,8 @@ from prime_lab.attacks.catalog import (
     RELAY_ATTACKS,
 )
 from prime_node.reverse.dialer import ReverseDialer
-from prime_node.reverse.gateway import ReverseGateway
-from prime_node.reverse.gateway_plan import OfferedWeights
+from prime_node.reverse.gateway import REVERSE_PATH, ReverseGateway
+from prime_node.reverse.gateway_plan import LANES, OfferedWeights
 from prime_node.weights.checkpoints import CheckpointFetcher
 from prime_node.weights.connection import ConnectionPool
 from prime_node.weights.events import FetchLimits
@@ -38,11 +38,16 @@ from prime_protocol.gossip.messages import (
     seal_gossip,
 )
 from prime_protocol.weights.manifest import ManifestKind, SignedManifest
+from prime_protocol.weights.transfer import REVERSE, ReverseOffer
+from prime_protocol.wire.addresses import ServerUrl
+from prime_protocol.wire.codec import encode
+from prime_protocol.wire.envelope import seal_envelope
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId, Step
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import SystemClock
 from prime_runtime.http.config import ListenConfig, ServerLimits
 from prime_runtime.http.server import HttpServer
+from prime_runtime.http.upgrade import request_upgrade
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.announcer import make_announcement
 from prime_runtime.shardcast.directory import ServerDirectory
@@ -212,6 +217,7 @@ LIAR_ONLY_S, WAIT_S = 8.0, 120.0
 """How long the node may know only the dishonest relay, and how long the whole attack may take."""
 POLL_S = 0.05
 TENSOR_BYTES = 600_000
+UNREACHABLE_URL = "http://127.0.0.1:1"
 LIMITS = FetchLimits(stall_ms=500, first_byte_ms=1_000)
 """Short timeouts: all hosts are on one machine."""
 
@@ -324,6 +330,28 @@ async def claim_missing_shards(scenario: RelayScenario) -> str:
     return await start_false_server(scenario, is_mute=False)
 
 
+async def push_damaged_shards(scenario: RelayScenario) -> str:
+    """Pretend to be behind a router: open lanes to the node, and serve damaged shards on them."""
+    await serve_damaged_shards(scenario)
+    liar, url = scenario.liar, ServerUrl.parse(scenario.node.url)
+    for _ in range(LANES):
+        now_ms = liar.clock.now_ms()
+        frame = seal_envelope(
+            liar.key,
+            kind=REVERSE.kind,
+            body=encode(ReverseOffer(gateway=scenario.node.node)),
+            network=NETWORK,
+            run=None,
+            sequence=liar.sequence.next(now_ms),
+            issued_at_ms=now_ms,
+            life_ms=60_000,
+        )
+        upgraded = await request_upgrade(url.host, url.port, REVERSE_PATH, frame)
+        liar.http.adopt(upgraded.transport, upgraded.rest)
+        upgraded.transport.resume_reading()
+    return UNREACHABLE_URL
+
+
 async def start_false_server(scenario: RelayScenario, *, is_mute: bool) -> str:
     false_server = scenario.false_server = FalseShardServer(scenario.liar, is_mute=is_mute)
     false_server.boast(scenario.new)
@@ -340,6 +368,7 @@ RELAY_BEHAVIORS: dict[str, RelayBehavior] = {
     "stale-version": serve_stale_version,
     "stalls": stall_requests,
     "false-claim": claim_missing_shards,
+    "wrong-lane": push_damaged_shards,
 }
 
 
