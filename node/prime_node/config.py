@@ -90,6 +90,9 @@ class ReachConfig:
     [upload] allows applies."""
     nodes_max: Annotated[int, Between(0, 1000)] = 64
     """Nodes behind routers that may keep connections to this one, to be asked for weights; 0: none."""
+    map_port: bool = False
+    """Ask the router, by NAT-PMP or UPnP, to forward listen.port to this machine, and announce its outer address. It
+    opens the router, so it is off by default. Needs a listen.host that the router can reach, such as 0.0.0.0."""
 
 
 class ReplayMode(StrEnum):

@@ -14,6 +14,7 @@ from prime_node.reverse.dialer import ReverseDialer
 from prime_node.reverse.gateway import ReverseGateway
 from prime_node.reverse.gateway_plan import OfferedWeights
 from prime_node.reverse.lane_table import LaneLimits
+from prime_node.reverse.port_mapping import PortMapper
 from prime_node.reverse.reachability import Reachability
 from prime_node.weights.connection import ConnectionPool
 from prime_protocol.wire.ids import NodeId
@@ -51,6 +52,8 @@ class Reach:
         self._list_public = list_public
         self._is_started = False
         self._announced: tuple[str, ...] = ()
+        self._port = 0
+        self._mapper = PortMapper(clock)
         limits = LaneLimits(nodes_max=config.reach.nodes_max)
         self.gateway = ReverseGateway(key.node, connections.make_connection, clock=clock, rng=rng, limits=limits)
         connections.lanes = self.gateway
@@ -77,14 +80,19 @@ class Reach:
             allow_private=config.allows_private_addresses,
             trusted_proxies=config.limits.trusted_proxies,
             list_servers=list_public,
-            get_url=lambda: self._announced[0] if self._announced else "",
+            get_url=lambda: next(iter(self._candidates), ""),
         )
         DialBackServer(clock).add_to(http)
 
     @property
     def urls(self) -> tuple[str, ...]:
         """Where others fetch weights from this node; empty: they cannot connect to it."""
-        return () if self.dial_back.state is Reachability.CLOSED else self._announced
+        return () if self.dial_back.state is Reachability.CLOSED else self._candidates
+
+    @property
+    def _candidates(self) -> tuple[str, ...]:
+        """Where others may be able to connect: what the owner says, else what the router forwards."""
+        return self._announced or self._mapper.urls
 
     @property
     def serves(self) -> bool:
@@ -93,11 +101,12 @@ class Reach:
 
     async def start(self) -> None:
         """LocalError: the port is taken."""
+        if self._config.announce or self._config.reach.map_port:
+            port = self._port = await self._http.start(self._config.listen)
         if self._config.announce:
-            port = await self._http.start(self._config.listen)
             self._announced = with_ports(self._config.announce, port)
             log.info("serving weights at %s", ", ".join(self._announced))
-        else:
+        elif not self._config.reach.map_port:
             await self._http.start_without_port()
             how = "by connections to public nodes" if self.serves else "no weights: announce is empty, reach.lanes off"
             log.info("outbound only: serving %s", how)
@@ -108,6 +117,8 @@ class Reach:
         async with asyncio.TaskGroup() as tasks:
             for part in (self.dialer, self.gateway, self.dial_back):
                 tasks.create_task(part.run())
+            if self._config.reach.map_port and not self._announced:
+                tasks.create_task(self._mapper.run(self._port))
 
     async def stop(self) -> None:
         self.gateway.close()
@@ -126,9 +137,12 @@ class Reach:
             is_tested = self.dial_back.state is Reachability.OPEN
             return f"{', '.join(self.urls)}, {'tested by others' if is_tested else 'not tested yet'}{helped}"
         advice = "open a port and set announce to let all nodes connect"
-        if self._announced:
-            port = self._announced[0].rpartition(":")[2]
-            advice = f"others cannot connect to {self._announced[0]}: {self.dial_back.problem}; "
+        if self._mapper.problem:
+            advice = f"the router forwards no port ({self._mapper.problem}); {advice}"
+        if self._candidates:
+            url = self._candidates[0]
+            port = url.rpartition(":")[2]
+            advice = f"others cannot connect to {url}: {self.dial_back.problem}; "
             advice += f"forward TCP port {port} in the router, and open it in the firewall"
         if not self._config.reach.lanes:
             return f"outbound only: it serves no weights; set reach.lanes, or {advice}"
