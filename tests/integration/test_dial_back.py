@@ -85,7 +85,7 @@ async def judge(stack: AsyncExitStack, servers: list[ServerAddress], url: str = 
     found = own.format(port=port)
     task = asyncio.create_task(dial_back.run())
     async with asyncio.timeout(20):
-        while dial_back.state is Reachability.UNKNOWN and dial_back.liars < len(servers):
+        while dial_back.state is Reachability.UNKNOWN and dial_back.false_claims < len(servers):
             await asyncio.sleep(0.01)
     task.cancel()
     return dial_back
@@ -110,7 +110,7 @@ async def test_an_open_port_is_found_open_and_a_closed_one_closed(stack: AsyncEx
 async def test_servers_that_claim_a_connection_are_found_out(stack: AsyncExitStack) -> None:
     liars = [await start_server(stack, f"liar {number}", say_reached) for number in range(3)]
     dial_back = await judge(stack, liars, url="http://127.0.0.1:1")
-    assert (dial_back.state, dial_back.liars) == (Reachability.UNKNOWN, 3)
+    assert (dial_back.state, dial_back.false_claims) == (Reachability.UNKNOWN, 3)
 
 
 async def test_one_honest_server_is_enough_against_those_that_deny_a_connection(stack: AsyncExitStack) -> None:

@@ -66,8 +66,8 @@ class DialBackClient:
         return self._votes.problem
 
     @property
-    def liars(self) -> int:
-        return self._votes.liars
+    def false_claims(self) -> int:
+        return self._votes.false_claims
 
     async def run(self) -> None:
         while True:

@@ -59,18 +59,7 @@ class Reach:
         connections.lanes = self.gateway
         if config.reach.nodes_max:
             self.gateway.add_routes(http)
-        self.dialer = ReverseDialer(
-            key,
-            config.network_id,
-            http,
-            clock=clock,
-            rng=rng,
-            sequence=SequenceCounter.shared(),
-            allow_private=config.allows_private_addresses,
-            list_gateways=self._list_gateways,
-            read_offered=read_offered,
-        )
-
+        self.dialer = self._open_dialer(key, rng, read_offered)
         self.dial_back = DialBackClient(
             client,
             http,
@@ -83,6 +72,19 @@ class Reach:
             get_url=lambda: next(iter(self._candidates), ""),
         )
         DialBackServer(clock).add_to(http)
+
+    def _open_dialer(self, key: WalletKey, rng: Random, read_offered: Callable[[], OfferedWeights]) -> ReverseDialer:
+        return ReverseDialer(
+            key,
+            self._config.network_id,
+            self._http,
+            clock=self._clock,
+            rng=rng,
+            sequence=SequenceCounter.shared(),
+            allow_private=self._config.allows_private_addresses,
+            list_gateways=self._list_gateways,
+            read_offered=read_offered,
+        )
 
     @property
     def urls(self) -> tuple[str, ...]:

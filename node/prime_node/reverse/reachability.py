@@ -83,7 +83,7 @@ class ReachabilityVotes:
         return Reachability.CLOSED if is_enough else Reachability.UNKNOWN
 
     @property
-    def liars(self) -> int:
+    def false_claims(self) -> int:
         """Servers that said that they connected, and did not."""
         return len(self._liars)
 

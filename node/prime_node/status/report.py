@@ -87,7 +87,7 @@ def make_report(daemon: Daemon, process: ProcessInfo, *, now_ms: int) -> dict[st
             "urls": list(swarm.urls),
             "text": swarm.reach.describe(),
             "reachability": swarm.reach.dial_back.state,
-            "false_answers": swarm.reach.dial_back.liars,
+            "false_answers": swarm.reach.dial_back.false_claims,
             "lanes": swarm.reach.dialer.lanes,
             "linked": len(swarm.reach.gateway.nodes()),
             "depth": min(each.server.offer().depth for each in swarm.runs.values()),

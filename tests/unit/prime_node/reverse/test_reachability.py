@@ -42,7 +42,7 @@ def test_a_server_that_claims_a_connection_that_never_came_is_not_asked_again() 
     votes = ReachabilityVotes(Random(1))
     for number in range(5):
         vote(votes, number, claims=True, arrived=False)
-    assert votes.liars == 5
+    assert votes.false_claims == 5
     assert votes.judge(NODES, 0) is Reachability.UNKNOWN
     assert votes.choose(NODES, 0) == NODES[5]
     assert votes.choose(NODES[:5], ASK_AGAIN_MS) is None
