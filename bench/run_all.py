@@ -33,6 +33,7 @@ BENCHMARKS = [
     "shaped_links",
     "broadcast",
     "engine",
+    "utilisation",
     "audit",
     "read_proofs",
     "near_honest",

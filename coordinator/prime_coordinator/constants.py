@@ -12,8 +12,8 @@ THROUGHPUT_CLAIMED_MAX = 1000
 """Most tokens per second accepted from a node's own claim, before a measurement."""
 
 THROUGHPUT_HALF_LIFE_MS = 120_000
-"""Time of work after which a measurement counts half. Leases that are generated together end at random moments, so one
-of them says little."""
+"""Least time of work after which a measurement counts half; twice the time that its lease took, if that is more. Leases
+that are generated together end at random moments, so one of them says little."""
 
 RETRY_MS = 2_000
 """When to ask again after a refusal that may soon change."""
@@ -24,11 +24,11 @@ RETRY_MS_MAX = 10_000
 STRAGGLER_SHARE = 0.5
 """A lease that has used this share of its time, in a step without free slots, gets a speculative duplicate."""
 
-LATENCY_MS_MAX = 30 * 60_000
+LATENCY_MS_MAX = 60 * 60_000
 """The longest time that a row should take, and after which any lease is a straggler. A machine that is slow for its
 memory is given so few rows that the long ones are done by then."""
 
-LEASE_MS_MIN = 10_000
+LEASE_MS_MIN = 30_000
 """Leases at the end of a step are not cut below this time of the node's work: each costs entries, a file and an audit
 draw."""
 

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from prime_protocol.constants import LEASES_OPEN_MAX
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import LogRecord
 from prime_protocol.ledger.replay import ENTRY_TYPES, Ledger, decode_entry, replay
@@ -43,6 +44,7 @@ class Watch:
         match entry:
             case e.LeaseGranted():
                 self.open[entry.lease] = entry
+                assert Counter(lease.node for lease in self.open.values())[entry.node] <= LEASES_OPEN_MAX
             case e.LeaseEnded():
                 del self.open[entry.lease]
             case e.Submitted():

@@ -82,7 +82,8 @@ class CoreMob:
 
     def ask(self) -> None:
         step = max(0, self.scene.run.latest - self.dice.choice([0, 0, 0, 1]))
-        self.scene.ask(self.dice.choice(WORKERS), self.dice.choice([0, 1, 50, 10**6]), step)
+        name, tokens_per_s = self.dice.choice(WORKERS), self.dice.choice([0, 1, 50, 10**6])
+        self.scene.ask(name, tokens_per_s, step, rows_at_once={1: 16, 50: 2**40}.get(tokens_per_s, 0))
 
     def beat(self) -> None:
         self.scene.beat(self.dice.choice([*self.scene.world.names.values()]), self.dice.choice(list(NodeActivity)))

@@ -170,11 +170,12 @@ class Throughput:
     def __init__(self) -> None:
         self._work: dict[NodeId, DeliveredWork] = {}
 
-    def record(self, node: NodeId, *, tokens: int, leased_ms: int, now_ms: int) -> None:
-        """Record a submission. `leased_ms`: when the oldest of the node's leases was granted, this one included."""
+    def record(self, node: NodeId, *, tokens: int, leased_ms: int, now_ms: int, oldest_ms: int | None = None) -> None:
+        """Record a submission. `oldest_ms`: when the oldest of the node's leases was granted, if it is another."""
         work = self._work.setdefault(node, DeliveredWork())
-        took_ms = max(0, now_ms - max(leased_ms, work.answered_ms))
-        kept = 0.5 ** (took_ms / THROUGHPUT_HALF_LIFE_MS)
+        took_ms = max(0, now_ms - max(leased_ms if oldest_ms is None else min(oldest_ms, leased_ms), work.answered_ms))
+        # Many leases end together when an engine changes its weights: what they hold took as long as they were open.
+        kept = 0.5 ** (took_ms / max(THROUGHPUT_HALF_LIFE_MS, 2 * (now_ms - leased_ms)))
         work.answered_ms = now_ms
         work.tokens = kept * work.tokens + tokens
         work.work_ms = kept * work.work_ms + took_ms

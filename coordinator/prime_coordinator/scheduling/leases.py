@@ -313,12 +313,12 @@ class LeaseScheduler:
 
     def _measure(self, run: RunState, submission: SubmissionState) -> None:
         node = submission.node
-        held_ms = min((each.granted_ms for each in self._held.get(node, {}).values()), default=submission.at_ms)
         self.throughput.record(
             node,
             tokens=submission.output_tokens,
-            leased_ms=min(held_ms, submission.leased_at_ms),
+            leased_ms=submission.leased_at_ms,
             now_ms=submission.at_ms,
+            oldest_ms=min((each.granted_ms for each in self._held.get(node, {}).values()), default=None),
         )
         samples = get_step_terms(run, submission.step).samples_per_slot
         self._credits.record_submission(node, samples * submission.slots_total)

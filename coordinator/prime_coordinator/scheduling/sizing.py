@@ -111,8 +111,9 @@ class WorkerLoad:
         rows = self.rows_at_once
         if not rows:
             return 2 * max(self.rows_target, self.slot_rows) - self.rows_open
-        # A lease counts whole until its longest row is done; where few rows fit the time, it waits for that.
-        batches = IN_HAND_BATCHES if self.rows_claimed <= self.rows_fitting else 2
+        # A lease counts whole until its longest row is done. The fewer rows fit the time of those that the engine would
+        # take at once, the fewer leases may lie beside each other.
+        batches = max(2, min(IN_HAND_BATCHES, IN_HAND_BATCHES * self.rows_fitting // self.rows_claimed))
         return max(2 * self.rows_target, min(batches * rows, self.credit)) - self.rows_open
 
     def get_rows(self) -> int:

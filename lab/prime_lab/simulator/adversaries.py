@@ -70,6 +70,10 @@ class NodeBehavior:
         """Called before a verdict is sent; False holds it back."""
         return True
 
+    def make_request(self, request: LeaseRequest) -> LeaseRequest:
+        """The lease request that it sends."""
+        return request
+
     def attack(self, party: "SimulatedNode") -> None:
         """Called every few seconds, for attacks of its own."""
 

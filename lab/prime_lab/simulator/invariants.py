@@ -19,6 +19,7 @@ from prime_lab.simulator.finding_invariants import (
     true_findings_are_upheld_and_false_ones_are_not,
 )
 from prime_lab.simulator.finished_world import INDEX_MAX, FinishedWorld
+from prime_lab.simulator.lease_invariants import no_node_has_more_in_hand_than_it_may
 from prime_lab.simulator.log_history import LoggedSubmission, LogHistory
 from prime_lab.simulator.world import NETWORK, STAKE
 from prime_protocol.constants import DRAW_MARGIN_MS, ROUNDS_MAX, SIGNATURE_BYTES
@@ -392,6 +393,7 @@ INVARIANTS: tuple[Invariant, ...] = (
     every_lease_ends_once,
     leases_do_not_overlap,
     leases_go_to_staked_workers,
+    no_node_has_more_in_hand_than_it_may,
     every_outcome_has_its_votes,
     verdicts_come_from_those_who_were_drawn,
     no_verdict_can_be_copied,

@@ -182,10 +182,14 @@ class LogHistory:
                 self._add("committed", name, line)
             case e.AuditDrawn(submission=name):
                 self._add("draws", name, line)
-            case e.ValidatorScored(submission=name):
+            case e.ValidatorScored(validator=node, submission=name, penalty_nano=penalty_nano):
                 self._add("scored", name, line)
+                self._penalise(node, penalty_nano)
             case e.Inspected(submission=name):
+                before = self.submissions[name].unread() if name in self.submissions else set()
                 self._add("inspected", name, line)
+                for node in (self.submissions[name].unread() if name in self.submissions else set()) - before:
+                    self._penalise(node, self.terms.validator_slash_nano)
             case e.RulingGiven(submission=name):
                 self._add("ruled", name, line)
             case e.AcceptedUnaudited() | e.Settled():
@@ -289,6 +293,9 @@ class LogHistory:
     def _set_owner(self, node: NodeId, owner: NodeId) -> None:
         self.owners[node] = owner
         self.all_owners.setdefault(node, set()).add(owner)
+
+    def _penalise(self, validator: NodeId, amount_nano: int) -> None:
+        self.stake_nano[(self.owners.get(validator, validator), validator)] -= amount_nano
 
     def _count_unasked(self, logged: LoggedSubmission) -> int:
         worker = logged.receipt.node

@@ -55,7 +55,7 @@ from prime_protocol.ledger.entries import Outcome, Staked, Submitted, VerdictGiv
 from prime_protocol.ledger.versions.lineage import make_checkpoint_entries
 from prime_protocol.log.tree_head import SignedNote, TreeHead, derive_witness_key, encode_cosigned_message
 from prime_protocol.wire.ids import Digest, NodeId, Step
-from prime_protocol.wire.messages import AuditTask, Cosigned, HeartbeatReply
+from prime_protocol.wire.messages import AuditTask, Cosigned, HeartbeatReply, LeaseRequest
 from prime_protocol.wire.signing import WalletKey
 
 TRAINER_POLL_MS = 2_000
@@ -98,6 +98,8 @@ class SimulatedNode:
         self._life = 0
         self._wake_ms = 0
         self._jobs: dict[int, FakeFile] = {}
+        self._engine_free_ms = 0
+        """Until then this engine, which makes one file after the other, is busy."""
         self._told: set[Digest] = set()
         self._answers: dict[int, Digest] = {}
 
@@ -117,6 +119,7 @@ class SimulatedNode:
         self._life += 1
         self._wake_ms = 0
         self._jobs = {}
+        self._engine_free_ms = 0
         self.agent = Agent(self.key, self.profile, Random(f"agent {self.world.plan.seed} {self.number} {self._life}"))
         self.tell(Started(self.disk))
 
@@ -160,7 +163,7 @@ class SimulatedNode:
             case Generate():
                 self._generate(effect)
             case CancelGeneration(lease):
-                self._jobs.pop(lease, None)
+                self._cancel(lease)
             case Audit(task):
                 wait_ms = self.machine.audit_ms * self.rng.paretovariate(2 * PARETO_EXPONENT)
                 self.world.after(wait_ms, self._audited, task, self._life)
@@ -190,7 +193,8 @@ class SimulatedNode:
         if not is_sent:
             self.world.after(1_000, self.tell, SendTimedOut(send.request), self._life)
             return
-        self.post(send.message, send.run, send.request)
+        is_request = isinstance(send.message, LeaseRequest)
+        self.post(self.behavior.make_request(send.message) if is_request else send.message, send.run, send.request)
 
     def _check_single_answer(self, entry: Submitted) -> None:
         known = self._answers.setdefault(entry.receipt.lease, entry.receipt.file_digest)
@@ -225,6 +229,21 @@ class SimulatedNode:
         lengths = Random(f"{job.beacon.hex()} {lease.first_slot} {lease.slots}")
         rollouts = lease.slots * SAMPLES
         tokens = sum(lengths.randint(50, OUTPUT_MAX) for _ in range(rollouts))
+        self.keep_file(job, tokens)
+        duration_ms = (
+            self.behavior.time_factor
+            * 1000
+            * tokens
+            / self.machine.tokens_per_s
+            * self.rng.paretovariate(3 * PARETO_EXPONENT)
+        )
+        began_ms = max(self.world.now_ms, self._engine_free_ms)
+        self._engine_free_ms = began_ms + int(duration_ms)
+        self.world.at(self._engine_free_ms, self._generated, lease.lease, self._life)
+
+    def keep_file(self, job: Generate, tokens: int) -> None:
+        """The file that the engine will have made of a lease."""
+        lease = job.lease
         honest = FakeFile(
             run=RUN,
             step=lease.step,
@@ -238,14 +257,9 @@ class SimulatedNode:
             salt=self.rng.getrandbits(32),  # no engine gives the same bits twice
         )
         self._jobs[lease.lease] = self.behavior.make_file(self, honest)
-        duration_ms = (
-            self.behavior.time_factor
-            * 1000
-            * tokens
-            / self.machine.tokens_per_s
-            * self.rng.paretovariate(3 * PARETO_EXPONENT)
-        )
-        self.world.after(duration_ms, self._generated, lease.lease, self._life)
+
+    def _cancel(self, lease: int) -> None:
+        self._jobs.pop(lease, None)
 
     def _generated(self, lease: int, life: int) -> None:
         file = self._jobs.pop(lease, None) if life == self._life else None

@@ -36,7 +36,7 @@ from prime_lab.simulator.world import RUN, STAKE, get_wallet
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.wire.ids import Digest, NodeId
-from prime_protocol.wire.messages import AuditTask
+from prime_protocol.wire.messages import AuditTask, LeaseRequest
 from prime_protocol.wire.signing import WalletKey
 from prime_protocol.wire.typed_data import compute_receipt_id
 
@@ -286,6 +286,28 @@ class DrawSuspender(NodeBehavior):
         party.world.append_operator_entry(entry, None)
 
 
+class CapacityLiar(NodeBehavior):
+    """Claims a huge engine, is measured with two honest leases, then takes all that it gets and answers nothing."""
+
+    name = "capacity-liar"
+    delivers = 2
+    requests = 20
+
+    def make_request(self, request: LeaseRequest) -> LeaseRequest:
+        return replace(request, tokens_per_s=2**40, rows_at_once=2**40)
+
+    def on_submit(self, party: "SimulatedNode", entry: e.Submitted) -> bool:
+        answered = {logged.receipt.lease for logged in party.world.host.history.submissions.values()}
+        mine = [answer.lease for answer in party.disk.answers if answer.lease in answered]
+        return len(mine) < self.delivers or entry.receipt.lease in mine
+
+    def attack(self, party: "SimulatedNode") -> None:
+        """More requests than its agent would send."""
+        request = LeaseRequest(checkpoint_step=max(0, party.world.host.history.latest), tokens_per_s=1)
+        for _ in range(self.requests):
+            party.post(self.make_request(request), RUN)
+
+
 def find_owner_key(party: "SimulatedNode") -> WalletKey | None:
     """An owner is named after the first of its nodes, and has at most four in a row."""
     if party.profile.delegation is None:
@@ -333,6 +355,7 @@ RARE_ADVERSARIES: tuple[type[NodeBehavior], ...] = (
     InformedForger,
     DrawLeaker,
     TwoKeyOwner,
+    CapacityLiar,
 )
 """Drawn only when named, so that adding one does not change what a seed draws."""
 ADVERSARY_NAMES = tuple(kind.name for kind in (*ADVERSARIES, *RARE_ADVERSARIES))

@@ -137,8 +137,10 @@ class AdversaryAttempt:
 class World:
     """One simulated network."""
 
-    def __init__(self, plan: SimulationPlan) -> None:
+    def __init__(self, plan: SimulationPlan, terms: RunTerms | None = None) -> None:
+        """`terms`: of the run; None: those of short completions on slow machines."""
         self.plan = plan
+        self.terms = terms or make_terms(plan)
         self.now_ms = START_MS
         self._heap: list[tuple[int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._pushed = 0
@@ -207,7 +209,7 @@ class World:
             draw_margin_ms=DRAW_MARGIN_MS,
         )
         scribe.append_own(founding, None, self.now_ms)
-        terms = replace(make_terms(self.plan), inspectors=self.inspectors)
+        terms = replace(self.terms, inspectors=self.inspectors)
         scribe.append_own(e.RunCreated(terms=terms), RUN, self.now_ms)
         sponsor = get_wallet("sponsor")
         for account, amount_nano in {sponsor.node: 1000 * COIN_NANO, **accounts}.items():

@@ -44,7 +44,7 @@ PREFETCH_MS = 10_000
 """An engine that does not say how many rows it holds gets the next lease this long before the last should be done."""
 
 THROUGHPUT_HALF_LIFE_MS = 60_000
-"""Time of work after which a measurement counts half."""
+"""Least time of work after which a measurement counts half; twice the time of its lease, if that is more."""
 
 DISBELIEF = 0.5
 """Factor of the expected time after a lease was returned for being too slow: the first measurement may have contained
@@ -269,7 +269,7 @@ class LeaseAssignments:
         assert held.started_ms is not None
         began_ms = held.started_ms if held.engine_started_ms is None else held.engine_started_ms
         took_ms = max(0, now_ms - max(began_ms, self._finished_ms))
-        kept = 0.5 ** (took_ms / THROUGHPUT_HALF_LIFE_MS)
+        kept = 0.5 ** (took_ms / max(THROUGHPUT_HALF_LIFE_MS, 2 * (now_ms - began_ms)))
         self._finished_ms = now_ms
         self._work_ms = kept * self._work_ms + took_ms
         self._work_slots = kept * self._work_slots + held.lease.slots

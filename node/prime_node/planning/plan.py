@@ -129,7 +129,17 @@ def estimate_speed(
     model: ModelSizes, card: GpuCard, placement: Placement, *, batch: int, context: int
 ) -> tuple[int, int]:
     """Tokens a second of all copies, at the lower and the upper end, with that many sequences in each."""
-    parts = placement.tensor_parallel
+    steps = estimate_step_s(model, card, placement.tensor_parallel, batch=batch, context=context)
+    low, high = (round_figure(placement.replicas * batch / step_s) for step_s in steps)
+    return low, high
+
+
+def estimate_step_s(model: ModelSizes, card: GpuCard, parts: int, *, batch: int, context: float) -> tuple[float, float]:
+    """Seconds in which one copy over `parts` GPUs generates a token of each sequence: the worst and the best case.
+
+    `context` is the mean of the sequences. For a dense model the worst case is a sum of terms in the batch and in the
+    tokens of context.
+    """
     memory_s = count_step_bytes(model, batch=batch, context=context) / parts / card.bytes_per_s
     flop_s = batch * count_token_flop(model, context) / parts / card.flop_per_s
     # Two sums of activations over all GPUs in each layer; each GPU sends and receives its share twice.
@@ -137,11 +147,10 @@ def estimate_speed(
     link_s = exchanged / card.link_bytes_per_s
     best = max(memory_s / MEMORY_BEST, flop_s / FLOP_BEST) + link_s / LINK_BEST
     worst = memory_s / MEMORY_WORST + flop_s / FLOP_WORST + link_s / LINK_WORST + model.layers * LAYER_S_WORST
-    low, high = (round_figure(placement.replicas * batch / step_s) for step_s in (worst, best))
-    return low, high
+    return worst, best
 
 
-def count_step_bytes(model: ModelSizes, *, batch: int, context: int) -> float:
+def count_step_bytes(model: ModelSizes, *, batch: int, context: float) -> float:
     """Read from memory by one step: the weights that some token uses, and all keys and values."""
     value_bytes = model.size.weight_bytes / model.parameters
     used = model.parameters - model.embedding_parameters
@@ -151,7 +160,7 @@ def count_step_bytes(model: ModelSizes, *, batch: int, context: int) -> float:
     return used * value_bytes + batch * context * model.size.kv_token_bytes
 
 
-def count_token_flop(model: ModelSizes, context: int) -> float:
+def count_token_flop(model: ModelSizes, context: float) -> float:
     """Two for each weight that the token uses, and the products with the tokens before it."""
     used: float = model.parameters - model.embedding_parameters
     if model.experts:

@@ -23,7 +23,7 @@ def test_newer_measurements_weigh_more() -> None:
     took_ms = THROUGHPUT_HALF_LIFE_MS
     speeds.record(ANN, tokens=100 * took_ms, leased_ms=0, now_ms=took_ms)
     speeds.record(ANN, tokens=200 * took_ms, leased_ms=took_ms, now_ms=2 * took_ms)
-    assert speeds.get(ANN, 0) == pytest.approx(1000 * (0.5 * 100 + 200) / 1.5)
+    assert speeds.get(ANN, 0) == pytest.approx(1000 * (0.5**0.5 * 100 + 200) / (1 + 0.5**0.5))
 
 
 def test_leases_in_hand_at_the_same_time_share_it() -> None:
