@@ -42,6 +42,10 @@ IN_HAND_BATCHES = 12
 """Rows of the open leases of one node, in batches of its engine. Leases wait for their longest row: TAIL_MEANS batches
 pass meanwhile, and up to two more wait or are new."""
 
+BATCH_PARTS = 4
+"""A lease has at least this part of what a node's engine holds at once. Smaller ones would be more than LEASES_OPEN_MAX
+before the longest row of the first is done."""
+
 CREDIT_GROWTH = 3
 """Rows that a delivered row allows beside itself: four times as many are in hand after each round. From a slot of 16
 rows to a GPU that holds 256 takes two rounds."""

@@ -723,8 +723,8 @@ REVEAL_MS = 6 * HEARTBEAT_MS
 get lost, and a node that was killed needs half a minute to start again."""
 
 LEASES_OPEN_MAX = 32
-"""Most leases of one node that are open at once. A lease of half a batch is open until its longest row is done, which
-takes up to eight times the mean."""
+"""Most leases of one node that are open at once. A lease of a quarter of a batch is open until its longest row is done,
+which takes up to eight times the mean."""
 
 AUDITS_LISTED_MAX = 64
 """Most audits named in one heartbeat reply; the rest follow with the next."""

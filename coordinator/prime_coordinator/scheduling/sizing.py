@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from prime_coordinator.constants import (
     ACTIVE_MS,
+    BATCH_PARTS,
     CREDIT_GROWTH,
     IN_HAND_BATCHES,
     LATENCY_MS_MAX,
@@ -118,10 +119,8 @@ class WorkerLoad:
 
     def get_rows(self) -> int:
         """Size of its next lease, as far as it depends on the node alone; below 1: none now."""
-        rows, wanted = self.rows_at_once, self.rows_target
-        if rows:
-            # Not so small that it would need more leases than it may hold, nor so large that the engine drains.
-            wanted = min(max(wanted, rows // 4), max(1, rows // 2))
+        # Not so small that it would need more leases than it may hold.
+        wanted = max(self.rows_target, self.rows_at_once // BATCH_PARTS)
         if self.left_ms is not None:
             wanted = min(wanted, int(self.left_ms / (self.slot_rows * self.row_ms)) * self.slot_rows)
         return min(wanted, self.get_room())

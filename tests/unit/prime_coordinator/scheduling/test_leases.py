@@ -125,7 +125,6 @@ def test_a_node_that_says_what_its_engine_holds_gets_several_leases_as_it_delive
             scene.submit(lease)
         held = 0
         while (reply := scene.ask("ann", rows_at_once=256)).lease is not None:
-            assert reply.lease.slots * samples <= 128
             held += reply.lease.slots * samples
         assert "in hand" in reply.reason
         assert held >= rows, "what it delivered, and three times as much again"

@@ -2,7 +2,14 @@
 
 from dataclasses import replace
 
-from prime_coordinator.constants import ACTIVE_MS, IN_HAND_BATCHES, LATENCY_MS_MAX, LEASE_MS_MIN, ROWS_CREDIT_MAX
+from prime_coordinator.constants import (
+    ACTIVE_MS,
+    BATCH_PARTS,
+    IN_HAND_BATCHES,
+    LATENCY_MS_MAX,
+    LEASE_MS_MIN,
+    ROWS_CREDIT_MAX,
+)
 from prime_coordinator.scheduling.sizing import ActiveWorkers, RowCredits, WorkerLoad, limit_to_share
 from prime_protocol.constants import LEASE_MS_MAX, LEASE_SLACK, LEASE_TARGET_MS
 from prime_protocol.wire.ids import NodeId
@@ -21,8 +28,9 @@ GPU = WorkerLoad(
 """256 rows at 50 tokens/s each: 40 s for a row of mean length, 320 s for the longest."""
 
 
-def test_a_gpu_gets_leases_of_half_its_batch_until_several_batches_are_in_hand() -> None:
-    assert GPU.get_rows() == 128
+def test_a_gpu_gets_leases_of_a_minute_until_several_batches_are_in_hand() -> None:
+    assert GPU.get_rows() == GPU.rows_target == 384
+    assert replace(GPU, tokens_per_s=2_000).get_rows() == 256 // BATCH_PARTS, "long rows: a part of the batch"
     assert replace(GPU, rows_open=IN_HAND_BATCHES * 256 - 10).get_rows() == 10
     assert replace(GPU, rows_open=IN_HAND_BATCHES * 256).get_rows() < 1
 
