@@ -30,10 +30,10 @@ from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.publish import publish_checkpoint
 from prime_runtime.shardcast.store import ShardStore
 from prime_trainer.checkpoints import TrainState
-from prime_trainer.config import AdvantageConfig, BatchConfig
+from prime_trainer.config import AdvantageConfig, BatchConfig, SaveConfig
 from prime_trainer.data.rollout_buffer import GradedSubmission, RolloutBuffer, RolloutGroup, TrainingBatch
-from prime_trainer.publish.publisher import make_bf16_copy
-from prime_trainer.train import TrainContext, save_state, train
+from prime_trainer.saver import CheckpointSaver, SavePaths
+from prime_trainer.train import TrainContext, train
 
 GROUPS = 32
 """With a signal, that make a step."""
@@ -154,55 +154,53 @@ class Store:
     """Publishes into a shard store, in a thread, as the trainer does before it tells the log."""
 
     def __init__(self, folder: Path, releases: Releases) -> None:
-        self._folder = folder
         self._store = ShardStore(folder / "store", network=NetworkId("bench"), run=RunId("bench"), trainer=KEY.node)
         self._sequence = SequenceCounter()
         self._releases = releases
-        self._thread: threading.Thread | None = None
+        self._published = threading.Semaphore(0)
+        self._waited = -1
 
-    def publish(self, position: TrainState) -> None:
-        self._thread = threading.Thread(target=self._publish, args=(position.step,))
-        self._thread.start()
-
-    def _publish(self, step: Step) -> None:
-        copy = make_bf16_copy(self._folder / "checkpoints" / f"step-{step:08}" / "model", self._folder / "outgoing")
-        now_ms = SystemClock().now_ms()
+    def publish(self, folder: Path, position: TrainState) -> None:
+        now_ms, step = SystemClock().now_ms(), position.step
         publish_checkpoint(
-            self._store, copy, key=KEY, step=step, sequence=self._sequence, now_ms=now_ms, keyframe=step == 0, threads=1
+            self._store,
+            folder,
+            key=KEY,
+            step=step,
+            sequence=self._sequence,
+            now_ms=now_ms,
+            keyframe=step == 0,
+            threads=1,
         )
         self._releases.add()
+        self._published.release()
 
-    def wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
+    def wait_for_room(self, step: Step) -> None:
+        while self._waited < step:
+            self._published.acquire()
+            self._waited += 1
 
 
 def run(kind: type[Synchronous] | type[Asynchronous], pool: list[RolloutGroup], args: Any) -> dict[str, float]:
     """Wall time of all steps, from the first weights to the last."""
     with tempfile.TemporaryDirectory(prefix="prime-async-") as name:
         folder = Path(name)
-        (folder / "checkpoints").mkdir()
-        (folder / "store").mkdir()
+        for name in ("checkpoints", "outgoing", "store"):
+            (folder / name).mkdir()
         learner = make_learner(make_warm_start(folder / "model", args.seed), correct=True, steps=args.steps)
         releases = Releases()
         workers = kind(pool, args.workers, releases, np.random.default_rng(args.seed))
         facts: list[dict[str, Any]] = []
-        context = TrainContext(
-            checkpoints=folder / "checkpoints",
-            model=folder / "model",
-            checkpoints_kept=2,
-            source=workers,
-            sink=Store(folder, releases),
-            write_metrics=facts.append,
-            clock=SystemClock(),
-        )
+        store, clock = Store(folder, releases), SystemClock()
+        paths = SavePaths(folder, folder / "model")
+        saver = CheckpointSaver(paths, SaveConfig(), learner.ranks, clock, on_weights=store.publish)
+        context = TrainContext(source=workers, sink=store, saver=saver, write_metrics=facts.append, clock=clock)
         position = TrainState(step=Step(0))
-        save_state(learner, position, context, context.model)
-        context.sink.publish(position)
-        context.sink.wait()
+        saver.save_state(learner, position)
+        saver.publish_weights(saver.stage_weights(learner), position)
+        store.wait_for_room(position.step)
         began_s = time.monotonic()
         train(learner, position, context, steps=args.steps)
-        context.sink.wait()
         took_s = time.monotonic() - began_s
     return {
         "took_s": took_s,

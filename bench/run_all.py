@@ -39,6 +39,7 @@ BENCHMARKS = [
     "near_honest",
     "trainer",
     "async",
+    "publish",
     "explorer",
     "gas",
     "load",

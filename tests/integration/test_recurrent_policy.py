@@ -16,12 +16,11 @@ from prime_node.engine.torch.engine import TorchEngine
 from prime_protocol.proofs.tolerance import ToplocThresholds
 from prime_protocol.proofs.toploc import parse_proofs
 from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
-from prime_protocol.wire.ids import Digest, Step
-from prime_trainer.checkpoints import TrainState, save_checkpoint
+from prime_protocol.wire.ids import Digest
 from prime_trainer.data.packing import PackLayout, Sample
 from prime_trainer.model.distributed import RankGroup
 from prime_trainer.model.tiny import EOS_TOKEN, make_recurrent_checkpoint
-from prime_trainer.publish.publisher import make_bf16_copy
+from prime_trainer.publish.outgoing import stage_weights, write_weights
 from support.training_samples import make_learner
 
 HIDDEN = 32
@@ -74,9 +73,8 @@ def test_what_it_generates_passes_the_audit_is_learnt_from_and_makes_the_next_ch
     facts = learner.train_step(samples, 1)
     assert facts["is_applied"]
     assert facts["mismatch_kl"] < 1e-6, "the trainer gives each token the log-prob that the worker drew it with"
-    position = TrainState(step=Step(1), updates=learner.updates)
-    saved = save_checkpoint(tmp_path, first, learner.policy.model, learner.optimizer, position, RankGroup(), keep=2)
-    second = make_bf16_copy(saved / "model", tmp_path / "second")
+    alone = RankGroup()
+    second = write_weights(tmp_path / "second", first, stage_weights(learner.policy.model, alone), alone)
 
     again = generate(open_engine(second))
     assert count_good(open_engine(second), again) == len(again)

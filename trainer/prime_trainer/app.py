@@ -10,6 +10,7 @@ import signal
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from pathlib import Path
 from typing import Any, TypeVar
 
 from prime_protocol.errors import LocalError
@@ -22,25 +23,28 @@ from prime_runtime.lock import ProcessLock, hold_process_lock
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.sandbox.sandbox import Sandbox
 from prime_runtime.supervisor import SupervisedTask, Supervisor
-from prime_trainer.checkpoints import TrainState, find_newest_checkpoint, get_checkpoint_folder
+from prime_trainer.checkpoints import MODEL, CheckpointDamaged, TrainState, list_checkpoints, verify_checkpoint
 from prime_trainer.config import TRAINER_LOCK_NAME, TrainConfig
+from prime_trainer.data.batch_log import BatchLog
 from prime_trainer.data.collector import RolloutCollector
 from prime_trainer.data.rollout_buffer import RolloutBuffer, TrainingBatch
 from prime_trainer.evaluate import MetricsReporter
 from prime_trainer.metrics import MetricsLog
 from prime_trainer.model.distributed import RankGroup
+from prime_trainer.model.policy import resolve_model
 from prime_trainer.publish.publisher import CheckpointPublisher
 from prime_trainer.resume import (
-    CHECKPOINTS_FOLDER,
     StartPoint,
-    choose_start_point,
+    catch_up,
+    find_newest_step,
+    link_published,
     make_learner,
-    repair_checkpoints,
-    set_lost_aside,
+    prepare_start,
     verify_run,
 )
+from prime_trainer.saver import BATCHES_FOLDER, CHECKPOINTS_FOLDER, CheckpointSaver, SavePaths
 from prime_trainer.status import TrainerStatus
-from prime_trainer.train import Learner, TrainContext, save_state, train
+from prime_trainer.train import Learner, TrainContext, train
 
 log = logging.getLogger(__name__)
 
@@ -68,20 +72,32 @@ def run_follower_rank(config: TrainConfig, ranks: RankGroup) -> int:
         # torchrun signals all ranks at once. A rank that left in the middle of a step would take the others down.
         signal.signal(number, signal.SIG_IGN)
     start: StartPoint = ranks.broadcast(None)  # type: ignore[assignment]
-    learner = make_learner(config, ranks, start)
+    paths, clock = SavePaths(config.folder, start.model), SystemClock()
     context = TrainContext(
-        checkpoints=config.folder / CHECKPOINTS_FOLDER,
-        model=start.model,
-        checkpoints_kept=config.checkpoints_kept,
         source=FollowerRankIo(),
         sink=FollowerRankIo(),
+        saver=CheckpointSaver(paths, config.save, ranks, clock),
         write_metrics=lambda facts: None,
-        clock=SystemClock(),
+        clock=clock,
     )
-    if start.saved is None:
-        save_state(learner, start.state, context, start.model)
-    train(learner, start.state, context, steps=config.steps)
+    learner, state = start_learner(config, ranks, start, context.saver)
+    train(learner, state, context, steps=config.steps)
     return 0
+
+
+def start_learner(
+    config: TrainConfig, ranks: RankGroup, start: StartPoint, saver: CheckpointSaver
+) -> tuple[Learner, TrainState]:
+    """The learner at the step that training goes on from. Every rank runs this."""
+    learner = make_learner(config, ranks, start)
+    state = catch_up(learner, start, BatchLog(config.folder / BATCHES_FOLDER), now_ms=SystemClock().now_ms())
+    saver.start(-1 if start.saved is None else int(start.state.step))
+    if start.saved is None:
+        # It must be on disk before step 0 is published: without it a later start could not go on.
+        saver.save_state(learner, state)
+    if state.step > start.latest:
+        saver.publish_weights(saver.stage_weights(learner), state)
+    return learner, state
 
 
 class FollowerRankIo:
@@ -93,10 +109,7 @@ class FollowerRankIo:
     def mark_trained(self, names: tuple[Digest, ...], step: Step) -> None:
         raise AssertionError("only the first rank marks submissions")
 
-    def publish(self, state: TrainState) -> None:
-        raise AssertionError("only the first rank publishes")
-
-    def wait(self) -> None:
+    def wait_for_room(self, step: Step) -> None:
         raise AssertionError("only the first rank publishes")
 
 
@@ -146,11 +159,10 @@ class TrainerApp:
 
     async def _train_run(self, key: WalletKey, client: HttpClient, sandbox: Sandbox, metrics: MetricsLog) -> None:
         config = self._config
-        checkpoints = config.folder / CHECKPOINTS_FOLDER
-        scan = await asyncio.to_thread(find_newest_checkpoint, checkpoints)
-        start = await asyncio.to_thread(choose_start_point, config, scan.saved)
-        model_files = await asyncio.to_thread(ModelFiles.open, start.model)
-        buffer = RolloutBuffer(config.batch, dict.fromkeys(start.state.trained_on, int(start.state.step)))
+        batches = BatchLog(config.folder / BATCHES_FOLDER)
+        model = await asyncio.to_thread(find_model, config)
+        model_files = await asyncio.to_thread(ModelFiles.open, model)
+        buffer = RolloutBuffer(config.batch)
         collector = RolloutCollector(config, client, buffer, model_files, sandbox, self._clock)
         reporter = MetricsReporter(config, client, sandbox, metrics, self._clock)
         publisher = CheckpointPublisher(config, key, self._clock, self._stop, reporter.add)
@@ -158,27 +170,26 @@ class TrainerApp:
         run = await collector.wait_for_run(self._stop)
         if run is None:
             return
-        if run.restored_size:
-            scan = await asyncio.to_thread(set_lost_aside, checkpoints, scan, run.latest_step)
-        saved = await asyncio.to_thread(repair_checkpoints, config, key.node, checkpoints, scan, run.latest_step)
-        start = await asyncio.to_thread(choose_start_point, config, saved)
-        verify_run(run, key.node, model_files.digest, start)
-        metrics.repair(start.state.step, dict(start.state.metrics))
-        context = self._make_context(start, collector, publisher, metrics)
-        learner = await asyncio.to_thread(self._make_learner, start, context)
+        verify_run(run, key.node, model_files.digest, await asyncio.to_thread(find_newest_step, config.folder))
+        start = await asyncio.to_thread(prepare_start, config, key.node, run)
+        buffer.trained |= dict.fromkeys(start.state.trained_on, int(start.state.step))
+        buffer.trained |= await asyncio.to_thread(batches.read_lineage, int(start.state.step))
         publisher.published = Step(run.latest_step)
-        if start.state.step > run.latest_step:
-            context.sink.publish(start.state)
-        else:
+        context = self._make_context(start, batches, collector, publisher, metrics)
+        start = self._ranks.broadcast(start)
+        learner, state = await asyncio.to_thread(start_learner, config, self._ranks, start, context.saver)
+        metrics.repair(state.step, dict(state.metrics))
+        published = await asyncio.to_thread(link_published, config, start)
+        if published is not None and state.step == run.latest_step:
             # The last process may have ended before it reported the metrics of this step.
-            reporter.add(start.model.parent, start.state)
+            reporter.add(published, state)
         supervisor = Supervisor(
             [SupervisedTask("collector", collector.run), SupervisedTask("reporter", reporter.run)], self._clock
         )
         self._status.parts = supervisor.tasks
         collector.on_lost_step = self._stop.set
-        log.info("training starts from step %d on %d ranks", start.state.step, self._ranks.size)
-        training = asyncio.create_task(asyncio.to_thread(train, learner, start.state, context, steps=config.steps))
+        log.info("training starts from step %d on %d ranks", state.step, self._ranks.size)
+        training = asyncio.create_task(asyncio.to_thread(train, learner, state, context, steps=config.steps))
         try:
             await supervisor.run_until(asyncio.wait([training]))
         finally:
@@ -193,24 +204,26 @@ class TrainerApp:
             )
         log.info("the trainer stopped at step %d", last.step)
 
-    def _make_learner(self, start: StartPoint, context: TrainContext) -> Learner:
-        learner = make_learner(self._config, self._ranks, self._ranks.broadcast(start))
-        if start.saved is None:
-            save_state(learner, start.state, context, start.model)
-        return learner
-
     def _make_context(
-        self, start: StartPoint, collector: RolloutCollector, publisher: CheckpointPublisher, metrics: MetricsLog
+        self,
+        start: StartPoint,
+        batches: BatchLog,
+        collector: RolloutCollector,
+        publisher: CheckpointPublisher,
+        metrics: MetricsLog,
     ) -> TrainContext:
-        config, bridge = self._config, LoopBridge(collector, publisher, self._stop, self._config)
+        config, bridge = self._config, LoopBridge(batches, collector, publisher, self._stop)
+        saver = CheckpointSaver(
+            SavePaths(config.folder, start.model),
+            config.save,
+            self._ranks,
+            self._clock,
+            get_published=lambda: publisher.published,
+            on_weights=bridge.publish,
+            on_failure=bridge.stop,
+        )
         return TrainContext(
-            checkpoints=config.folder / CHECKPOINTS_FOLDER,
-            model=start.model,
-            checkpoints_kept=config.checkpoints_kept,
-            source=bridge,
-            sink=bridge,
-            write_metrics=metrics.write_step,
-            clock=self._clock,
+            source=bridge, sink=bridge, saver=saver, write_metrics=metrics.write_step, clock=self._clock
         )
 
 
@@ -218,27 +231,42 @@ class LoopBridge:
     """Source and sink for the training thread: runs their calls in the event loop."""
 
     def __init__(
-        self, collector: RolloutCollector, publisher: CheckpointPublisher, stop: asyncio.Event, config: TrainConfig
+        self, batches: BatchLog, collector: RolloutCollector, publisher: CheckpointPublisher, stop: asyncio.Event
     ) -> None:
+        self._batches = batches
         self._collector = collector
         self._publisher = publisher
         self._stop = stop
-        self._checkpoints = config.folder / CHECKPOINTS_FOLDER
         self._loop = asyncio.get_running_loop()
 
     def next_batch(self, step: Step) -> TrainingBatch | None:
-        return self._run(self._collector.next_batch(step, self._stop))
+        """A step that an earlier process made and did not publish is made again, from the same batch."""
+        if self._stop.is_set():
+            return None
+        return self._batches.read(step + 1) or self._run(self._collector.next_batch(step, self._stop))
 
     def mark_trained(self, names: tuple[Digest, ...], step: Step) -> None:
         self._loop.call_soon_threadsafe(self._collector.buffer.mark_trained, names, step)
 
-    def publish(self, state: TrainState) -> None:
-        self._loop.call_soon_threadsafe(
-            self._publisher.start, get_checkpoint_folder(self._checkpoints, state.step), state
-        )
+    def publish(self, folder: Path, state: TrainState) -> None:
+        self._loop.call_soon_threadsafe(self._publisher.start, folder, state)
 
-    def wait(self) -> None:
-        self._run(self._publisher.wait())
+    def wait_for_room(self, step: Step) -> None:
+        self._run(self._publisher.wait_for_room(step))
+
+    def stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._stop.set)
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+def find_model(config: TrainConfig) -> Path:
+    """The folder of the model's small files: that of an intact checkpoint, or the one that training starts from."""
+    for checkpoint in reversed(list_checkpoints(config.folder / CHECKPOINTS_FOLDER)):
+        try:
+            verify_checkpoint(checkpoint, MODEL)
+        except CheckpointDamaged:
+            continue
+        return checkpoint / MODEL
+    return resolve_model(config.model)

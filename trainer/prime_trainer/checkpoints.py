@@ -1,41 +1,48 @@
-"""Checkpoints to resume from: model, optimizer and training state, written atomically and verified by digest.
+"""Checkpoints to resume from: tensors, training state and the model's small files, written atomically.
 
-    checkpoints/step-00000012/model/              a model folder, in float32
-                              optimizer.safetensors
-                              state.json          the training state, and a digest of every file
+    checkpoints/step-00000012/model/      configuration and tokenizer
+                              tensors/    weights in float32 and optimizer state, in torch's distributed format
+                              state.json  the training state, and a digest of every file
 
-A step is published from its checkpoint, and only after the checkpoint is on disk. A trainer that is killed at any
-moment can therefore resume from what it has published, and publishes the same bytes again. Tensors are written one at a
-time, so saving needs memory for one tensor only. What to do about a damaged checkpoint is in resume.py.
+Every rank writes its own shards, so no rank ever holds more, and any number of ranks can read them. saver.py decides
+when to write one and does it in the background, from copies. The steps after the newest checkpoint are computed again
+at a start (resume.py); until a step is published, the batch that made it is kept (data/batch_log.py).
 """
 
 import json
-import math
+import logging
 import os
+import pickle
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import torch
+import torch.distributed.checkpoint as dcp
 from blake3 import blake3
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from torch.distributed.checkpoint.staging import BlockingAsyncStager
 
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import Digest, Step
-from prime_trainer.model.distributed import RankGroup, gather_full, scatter_like
+from prime_trainer.model.distributed import RankGroup
+from prime_trainer.model.loading import list_tensors
+from prime_trainer.model.optimizer import MOMENTS, make_moments
 
 Tensor = Any
 
-MODEL, WEIGHTS, OPTIMIZER, STATE = "model", "model.safetensors", "optimizer.safetensors", "state.json"
-MOMENTS = ("exp_avg", "exp_avg_sq")
+MODEL, TENSORS, STATE = "model", "tensors", "state.json"
+WEIGHTS = "model.safetensors"
+"""The file of the weights in a model folder as it is published."""
+OPTIMIZER = "optimizer"
 DRAFT, DAMAGED = ".draft", ".damaged"
 CHECKPOINT_NAME = re.compile(r"step-(\d{8})")
-DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+DCP_LOGGER = "c10d-NullHandler-dcp_logger"
+"""Where torch's distributed checkpointing logs each tensor, whatever level the root logger has."""
 READ_CHUNK_BYTES = 8 * 2**20
 
 
@@ -79,7 +86,7 @@ class DamagedCheckpoint:
 
     @property
     def step(self) -> int:
-        return int(self.folder.name.removesuffix(DAMAGED).removeprefix("step-"))
+        return get_step(self.folder)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,23 +94,9 @@ class CheckpointScan:
     """The checkpoints of a folder, as far as a start needs them."""
 
     saved: SavedCheckpoint | None
-    """The newest intact one."""
+    """The newest intact one that is not too new."""
     damaged: tuple[DamagedCheckpoint, ...]
     """Damaged ones that are newer, newest first."""
-
-
-@dataclass(frozen=True, slots=True)
-class LazyTensor:
-    """A tensor to be written. Its shape is known before its values are fetched."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: Any
-    get: Callable[[], Tensor]
-
-    @property
-    def size_bytes(self) -> int:
-        return int(self.dtype.itemsize * math.prod(self.shape))
 
 
 @contextmanager
@@ -119,24 +112,20 @@ def disk_errors(action: str) -> Iterator[None]:
 # --- Writing ----------------------------------------------------------------------------------------------------------
 
 
-def save_checkpoint(
-    folder: Path, model_files: Path, model: Any, optimizer: Any, state: TrainState, ranks: RankGroup, *, keep: int
-) -> Path:
-    """Save and fsync a checkpoint; return its folder. All ranks call it, only the first one writes.
+def list_state(model: Any, optimizer: Any) -> dict[str, Tensor]:
+    """Every tensor of a checkpoint by name: weights, buffers that are saved, and the optimizer's moments."""
+    tensors, _ = list_tensors(model)
+    state = {f"{MODEL}.{name}": value.detach() for name, value in tensors.items()}
+    for name, parameter in model.named_parameters():
+        moments = optimizer.state.get(parameter, {})
+        state |= {f"{OPTIMIZER}.{name}.{each}": moments[each] for each in MOMENTS if each in moments}
+    return state
 
-    `model_files` is the model folder whose configuration and tokenizer are copied.
-    """
-    weights, moments = list_weights(model), list_moments(model, optimizer)
-    if not ranks.is_first:
-        # Gathering a sharded tensor is a collective operation: every rank takes part in the same order.
-        for each in (*weights, *moments):
-            each.get()
-        return get_checkpoint_folder(folder, state.step)
-    final = write_checkpoint(folder, model_files, state, weights, moments)
-    with disk_errors(f"remove old checkpoints in {folder}"):
-        for old in list_checkpoints(folder)[:-keep]:
-            shutil.rmtree(old)
-    return final
+
+def stage_state(model: Any, optimizer: Any) -> dict[str, Tensor]:
+    """A copy of this rank's shards in the memory of the host, so that training can go on."""
+    staged: dict[str, Tensor] = BlockingAsyncStager().stage(list_state(model, optimizer))
+    return staged
 
 
 def get_checkpoint_folder(folder: Path, step: int) -> Path:
@@ -144,79 +133,62 @@ def get_checkpoint_folder(folder: Path, step: int) -> Path:
 
 
 def write_checkpoint(
-    folder: Path, model_files: Path, state: TrainState, weights: Sequence[LazyTensor], moments: Sequence[LazyTensor]
+    folder: Path, model_files: Path, state: TrainState, tensors: Mapping[str, Tensor], ranks: RankGroup
 ) -> Path:
-    """Write into a draft folder that gets its final name only after everything is on disk."""
+    """Write and fsync a checkpoint in a draft folder that then gets its name. All ranks call it, in the background.
+
+    `model_files` is the model folder whose configuration and tokenizer are copied.
+    """
     final = get_checkpoint_folder(folder, state.step)
     draft = final.with_name(final.name + DRAFT)
-    with disk_errors(f"write the checkpoint {final}"):
+
+    def start_draft() -> None:
         shutil.rmtree(draft, ignore_errors=True)
         (draft / MODEL).mkdir(parents=True)
-        digests = copy_model_files(model_files, draft / MODEL)
-        digests[f"{MODEL}/{WEIGHTS}"] = write_tensors(draft / MODEL / WEIGHTS, weights)
-        digests[OPTIMIZER] = write_tensors(draft / OPTIMIZER, moments)
-        (draft / STATE).write_text(encode_state(state, digests))
+        copy_model_files(model_files, draft / MODEL)
+
+    def write_tensors() -> None:
+        writer = dcp.FileSystemWriter(draft / TENSORS, sync_files=True)
+        with quiet_about_one_process():
+            dcp.save(dict(tensors), storage_writer=writer, process_group=ranks.background, no_dist=ranks.size == 1)
+
+    def finish_draft() -> None:
+        names = sorted(path.relative_to(draft).as_posix() for path in draft.rglob("*") if path.is_file())
+        (draft / STATE).write_text(encode_state(state, {name: digest_file(draft / name) for name in names}))
         fsync_tree(draft)
+        shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
         fsync_path(folder)
+
+    action = f"write the checkpoint {final}"
+    ranks.do_first(action, start_draft)
+    ranks.do_all(action, write_tensors)
+    ranks.do_first(action, finish_draft)
     return final
 
 
-def list_weights(model: Any) -> list[LazyTensor]:
-    """Every tensor of the model once, under the name that it has in public model files."""
-    parameters = dict(model.named_parameters())
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - parameters.keys()
-    buffers = {name: value for name, value in model.state_dict().items() if name not in parameters.keys() | tied}
-    return [_make_lazy(name, value) for name, value in sorted({**parameters, **buffers}.items())]
+def remove_old_checkpoints(folder: Path, *, keep: int, published: int) -> int:
+    """Keep the newest ones, and the newest that is published: a start goes back to it. Returns the oldest step kept."""
+    with disk_errors(f"remove old checkpoints in {folder}"):
+        paths = list_checkpoints(folder)
+        kept = [path for path in paths if get_step(path) <= published][-1:] + paths[-keep:]
+        for path in paths:
+            if path not in kept:
+                shutil.rmtree(path)
+    return min(map(get_step, kept), default=0)
 
 
-def list_moments(model: Any, optimizer: Any) -> list[LazyTensor]:
-    return [
-        _make_lazy(f"{name}.{moment}", optimizer.state[parameter][moment])
-        for name, parameter in sorted(model.named_parameters())
-        if parameter in optimizer.state
-        for moment in MOMENTS
-    ]
+@contextmanager
+def quiet_about_one_process() -> Iterator[None]:
+    """torch warns that a single process is not distributed, and tells every handler about each tensor."""
+    logging.getLogger(DCP_LOGGER).setLevel(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+        yield
 
 
-def _make_lazy(name: str, value: Any) -> LazyTensor:
-    return LazyTensor(name, tuple(value.shape), torch.float32, lambda: gather_full(value))
-
-
-def list_file_tensors(file: Any, dtype: Any) -> list[LazyTensor]:
-    """The tensors of an open safetensors file, converted to `dtype`."""
-    return [
-        LazyTensor(name, tuple(file.get_slice(name).get_shape()), dtype, partial(file.get_tensor, name))
-        for name in sorted(file.keys())
-    ]
-
-
-def write_tensors(path: Path, tensors: Sequence[LazyTensor]) -> str:
-    """Write a safetensors file tensor by tensor; return its digest."""
-    offset, entries = 0, {}
-    for each in tensors:
-        span = [offset, offset + each.size_bytes]
-        entries[each.name] = {"dtype": DTYPE_NAMES[each.dtype], "shape": list(each.shape), "data_offsets": span}
-        offset += each.size_bytes
-    header = json.dumps(entries, separators=(",", ":")).encode()
-    header += b" " * (-len(header) % 8)
-    digest = blake3()
-    with path.open("wb") as file:
-        for part in (len(header).to_bytes(8, "little"), header):
-            file.write(part)
-            digest.update(part)
-        for each in tensors:
-            values = each.get().detach().to("cpu", each.dtype).contiguous()
-            assert values.shape == each.shape, f"{each.name} has another shape than announced"
-            # A scalar cannot be viewed as bytes, so it becomes a vector of one.
-            raw = (values if values.ndim else values[None]).view(torch.uint8).numpy().data
-            file.write(raw)
-            digest.update(raw)
-    return digest.hexdigest()
-
-
-def copy_model_files(source: Path, target: Path) -> dict[str, str]:
-    """Copy all files but the tensors and their index; return their digests by name."""
+def copy_model_files(source: Path, target: Path) -> None:
+    """Copy all files but the tensors, their index, and what the store of published weights adds."""
     names = [
         path.name
         for path in sorted(source.iterdir())
@@ -224,7 +196,6 @@ def copy_model_files(source: Path, target: Path) -> dict[str, str]:
     ]
     for name in names:
         shutil.copyfile(source / name, target / name)
-    return {f"{MODEL}/{name}": digest_file(target / name) for name in names}
 
 
 def encode_state(state: TrainState, digests: Mapping[str, str]) -> str:
@@ -274,11 +245,17 @@ def list_checkpoints(folder: Path) -> list[Path]:
     return sorted(path for path in folder.glob("step-*") if CHECKPOINT_NAME.fullmatch(path.name))
 
 
-def find_newest_checkpoint(folder: Path) -> CheckpointScan:
-    """Find the newest checkpoint whose every byte matches its digest."""
+def get_step(path: Path) -> int:
+    return int(path.name.removesuffix(DAMAGED).removeprefix("step-"))
+
+
+def find_newest_checkpoint(folder: Path, step_max: int | None = None) -> CheckpointScan:
+    """Find the newest checkpoint, of step `step_max` at most, whose every byte matches its digest."""
     damaged = [DamagedCheckpoint(path, "was quarantined earlier") for path in folder.glob(f"step-*{DAMAGED}")]
     saved = None
     for path in reversed(list_checkpoints(folder)):
+        if step_max is not None and get_step(path) > step_max:
+            continue
         try:
             saved = SavedCheckpoint(path, verify_checkpoint(path))
             break
@@ -325,14 +302,20 @@ def _decode_state(raw: bytes) -> tuple[TrainState, dict[str, str]]:
         raise CheckpointDamaged(f"{STATE} cannot be parsed: {error}") from None
 
 
-def load_optimizer(saved: SavedCheckpoint, model: Any, optimizer: Any) -> None:
-    """Load the moments into a new optimizer; each rank keeps its shard."""
-    path = saved.folder / OPTIMIZER
-    with disk_errors(f"read {path}"), safe_open(path, "pt") as file:
-        names = set(file.keys())
-        for name, parameter in model.named_parameters():
-            if f"{name}.{MOMENTS[0]}" in names:
-                optimizer.state[parameter] = {
-                    "step": torch.tensor(float(saved.state.updates), device=parameter.device),
-                    **{each: scatter_like(file.get_tensor(f"{name}.{each}"), parameter) for each in MOMENTS},
-                }
+def load_tensors(saved: SavedCheckpoint, model: Any, optimizer: Any, ranks: RankGroup) -> None:
+    """Load weights and moments into a model and a new optimizer; each rank reads its shards."""
+    path = saved.folder / TENSORS
+    with disk_errors(f"read {path}"):
+        try:
+            reader = dcp.FileSystemReader(path)
+            names = reader.read_metadata().state_dict_metadata.keys()
+            for name, parameter in model.named_parameters():
+                if f"{OPTIMIZER}.{name}.{MOMENTS[0]}" in names:
+                    optimizer.state[parameter] = make_moments(parameter, optimizer, saved.state.updates)
+            wanted = list_state(model, optimizer)
+            if wanted.keys() != names:
+                raise LocalError(f"the checkpoint {saved.folder} is of another model")
+            with quiet_about_one_process():
+                dcp.load(wanted, storage_reader=reader, process_group=ranks.background, no_dist=ranks.size == 1)
+        except (dcp.CheckpointException, EOFError, pickle.UnpicklingError) as error:
+            raise LocalError(f"cannot read {path}: {error}") from None

@@ -5,6 +5,7 @@
 
 from contextlib import AbstractAsyncContextManager
 from dataclasses import field
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -178,6 +179,17 @@ class BatchConfig:
     """Input tokens of one forward pass. A longer sample gets its own pass."""
 
 
+class MomentStorage(StrEnum):
+    """Where and how the optimizer's moments are kept between updates, which are always computed in float32."""
+
+    FLOAT32 = "float32"
+    """Beside the weights: 8 bytes a parameter."""
+    BFLOAT16 = "bfloat16"
+    """4 bytes a parameter."""
+    HOST = "host"
+    """In float32 in the memory of the host; they travel to the GPU and back in each update."""
+
+
 @settings_class
 class OptimizerConfig:
     """The section [optimizer]: AdamW, its schedule, and the gradient guard."""
@@ -198,6 +210,8 @@ class OptimizerConfig:
     """Weight decay of matrices; norms and biases do not decay."""
     clip_norm: Annotated[float, Between(1e-6, 1e6)] = 1.0
     """Largest gradient norm; a larger gradient is scaled down."""
+    moments: MomentStorage = MomentStorage.FLOAT32
+    """How the moments are kept: float32, bfloat16 (half the memory), or on the host (none of the GPU's)."""
     outlier: Annotated[float, Between(1.0, 1e9)] = 20.0
     """A gradient whose norm is this many times the median of the last ones is not applied."""
 
@@ -206,11 +220,28 @@ class OptimizerConfig:
 class RanksConfig:
     """The section [ranks]: how the processes that `torchrun` started share the model."""
 
+    context: Annotated[int, Between(1, 64)] = 1
+    """Ranks that compute a pack together, each a part of its tokens (context parallelism): for long samples."""
+
     replicas: Annotated[int, Between(1, 4096)] = 1
     """Copies of the model, each sharded over consecutive ranks. One per machine keeps all traffic but the gradients
     inside the machines."""
     collective_timeout_s: Annotated[int, Between(1, 86_400)] = 600
     """Seconds after which a rank that waits for the others in the middle of a step gives up."""
+
+
+@settings_class
+class SaveConfig:
+    """The section [save]: checkpoints to resume from, written in the background while training goes on."""
+
+    every_steps: Annotated[int, Between(1, 10**6)] = 10
+    """Save after this many steps. A start computes the steps since the last checkpoint again."""
+    every_minutes: Annotated[int, Between(1, 10**6)] = 30
+    """Save after so many minutes, if that is earlier."""
+    keep: Annotated[int, Between(2, 1000)] = 2
+    """Checkpoints kept. At least two, because the newest may be damaged."""
+    unpublished_max: Annotated[int, Between(1, 16)] = 2
+    """Steps that training may be ahead of the log; each takes 2 bytes a parameter on disk until it is published."""
 
 
 @settings_class
@@ -263,10 +294,11 @@ class TrainConfig(PublishConfig):
     (engine.head_precision) keeps log-probs closer to theirs."""
     threads: Annotated[int, Between(1, 1024)] = 1
     """CPU threads of torch in each rank."""
-    gradient_checkpointing: bool = False
-    """Recompute activations instead of storing them: a third slower, far less memory."""
-    checkpoints_kept: Annotated[int, Between(2, 1000)] = 2
-    """Checkpoints kept for resuming. At least two, because the newest may not be published yet."""
+    gradient_checkpointing: bool | None = None
+    """Recompute activations instead of storing them: a third slower, far less memory. Default: on a GPU."""
+    offload_activations: bool = False
+    """Keep stored activations in the memory of the host until the backward pass needs them."""
+    save: SaveConfig = field(default_factory=SaveConfig)
     poll_ms: Annotated[int, Between(10, 600_000)] = 1_000
     """Pause between two polls for accepted submissions."""
     jobs: Annotated[int, Between(1, 256)] = 2

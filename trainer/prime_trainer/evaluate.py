@@ -5,6 +5,7 @@ Training waits for neither. What a trainer could not report before it ended, its
 
 import asyncio
 import logging
+import shutil
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -25,7 +26,7 @@ from prime_runtime.http.client import HttpClient, Unreachable
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.sandbox.sandbox import Sandbox
 from prime_runtime.task_sets import TaskSetCache, grade_answers, open_task_set
-from prime_trainer.checkpoints import MODEL, TrainState
+from prime_trainer.checkpoints import TrainState
 from prime_trainer.config import EvalConfig, EvaluationConfig, TrainConfig
 from prime_trainer.metrics import HELD_OUT, MetricsLog, select_numbers
 from prime_trainer.model.policy import read_model, resolve_model
@@ -160,7 +161,7 @@ class MetricsReporter:
         self.problem = ""
 
     def add(self, checkpoint: Path, state: TrainState) -> None:
-        """Queue a published step."""
+        """Queue a published step with its model folder, which is removed after the evaluation."""
         self._waiting.append((checkpoint, state))
         self._added.set()
 
@@ -184,12 +185,13 @@ class MetricsReporter:
             if numbers:
                 await self._report(state.step, numbers, is_last=is_last)
             self._waiting.popleft()
+            await asyncio.to_thread(shutil.rmtree, checkpoint, ignore_errors=True)
 
     async def _evaluate(self, checkpoint: Path, step: Step) -> dict[str, float]:
         config = self._config.evaluation
         try:
             family = await self._task_sets.open(config.task_set)
-            scored = await evaluate_model(make_eval_config(config, checkpoint / MODEL), family, self._sandbox)
+            scored = await evaluate_model(make_eval_config(config, checkpoint), family, self._sandbox)
         except (LocalError, RemoteError) as error:
             self.problem = f"step {step} was not evaluated on held-out problems: {error}"
             log.warning("%s", self.problem)

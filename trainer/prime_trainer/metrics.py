@@ -33,7 +33,7 @@ GAUGES = {
     "gradient_norm": "Norm of the gradient before clipping.",
     "learning_rate": "Learning rate of the step.",
     "learnt_s": "Seconds of forward, backward and update.",
-    "saved_s": "Seconds until the checkpoint was on disk.",
+    "saved_s": "Seconds that training waited for memory and for copies to be saved.",
     HELD_OUT: "Mean reward on held-out problems.",
 }
 NUMBERS = sorted({*GAUGES, "waited_s"} - {"step", HELD_OUT})
@@ -69,7 +69,7 @@ class MetricsLog:
         self._tensorboard.close()
 
     def write_step(self, metrics: dict[str, Any]) -> None:
-        """Called after the checkpoint of the step is on disk."""
+        """Called before the step is published."""
         with self._path.open("a") as file:
             file.write(json.dumps(metrics, allow_nan=False) + "\n")
         self.update_gauges(metrics)

@@ -4,7 +4,6 @@ Examples come from a file, or from tasks with exactly one right answer.
 """
 
 import json
-import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -19,11 +18,12 @@ from prime_protocol.tasks.characters import STOP, Arithmetic, SortDigits
 from prime_protocol.tasks.family import TaskFamily
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.task_sets import open_task_set
-from prime_trainer.checkpoints import MODEL, WEIGHTS, copy_model_files, disk_errors, list_weights, write_tensors
+from prime_trainer.checkpoints import disk_errors
 from prime_trainer.config import SftConfig
 from prime_trainer.data.packing import Sample, make_packs
+from prime_trainer.model.distributed import RankGroup
 from prime_trainer.model.policy import PolicyModel, resolve_model
-from prime_trainer.publish.publisher import make_bf16_copy
+from prime_trainer.publish.outgoing import stage_weights, write_weights
 
 LINE_BYTES_MAX = 2**20
 
@@ -122,10 +122,5 @@ def accumulate_gradients(policy: PolicyModel, samples: list[Sample], pack_tokens
 
 
 def write_model(policy: PolicyModel, config: SftConfig) -> None:
-    draft = config.out.with_name(config.out.name + ".draft")
-    with disk_errors(f"write {draft}"):
-        (draft / MODEL).mkdir(parents=True, exist_ok=True)
-        copy_model_files(config.model, draft / MODEL)
-        write_tensors(draft / MODEL / WEIGHTS, list_weights(policy.model))
-        make_bf16_copy(draft / MODEL, config.out)
-        shutil.rmtree(draft)
+    alone = RankGroup()
+    write_weights(config.out, config.model, stage_weights(policy.model, alone), alone)

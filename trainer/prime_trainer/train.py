@@ -1,22 +1,22 @@
 """The training loop and one training step. Read it top to bottom.
 
-The loop waits for a batch, trains on it, saves a checkpoint, publishes it. It waits for data only: rollouts are
-generated, fetched, graded and checked elsewhere while a step is trained, and a checkpoint is published while the next
-step is trained. Evaluation, curricula and early stopping do not live here: they read the metrics that this loop writes.
+The loop waits for a batch, trains on it, and hands over copies of the weights. It waits for data only: rollouts are
+generated, fetched, graded and checked elsewhere while a step is trained, and what it made is saved and published while
+the next steps are trained (saver.py). Evaluation, curricula and early stopping do not live here: they read the metrics
+that this loop writes.
 docs/learning.md says what the loss leaves out, and why.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 
 from prime_protocol.wire.ids import Digest, Step
 from prime_runtime.clock import Clock
-from prime_trainer.checkpoints import MODEL, TrainState, save_checkpoint
+from prime_trainer.checkpoints import TrainState
 from prime_trainer.config import BatchConfig, LossConfig, OptimizerConfig
 from prime_trainer.data.packing import Pack, Sample, distribute_packs, make_packs, split_minibatches
 from prime_trainer.data.rollout_buffer import TrainingBatch
@@ -24,6 +24,7 @@ from prime_trainer.loss import LOSS_STATS, compute_loss, compute_loss_stats
 from prime_trainer.model.distributed import RankGroup, gather_full
 from prime_trainer.model.optimizer import GradientGuard, compute_learning_rate
 from prime_trainer.model.policy import PolicyModel
+from prime_trainer.saver import CheckpointSaver
 
 Tensor = Any
 
@@ -41,14 +42,10 @@ class BatchSource(Protocol):
 
 
 class CheckpointSink(Protocol):
-    """Where checkpoints go."""
+    """Where the weights of steps go."""
 
-    def publish(self, state: TrainState) -> None:
-        """Start publishing in the background."""
-        ...
-
-    def wait(self) -> None:
-        """Block until the last checkpoint is published."""
+    def wait_for_room(self, step: Step) -> None:
+        """Block while checkpoint `step` is too far ahead of what is published."""
         ...
 
 
@@ -56,69 +53,59 @@ class CheckpointSink(Protocol):
 class TrainContext:
     """What the loop needs besides the learner."""
 
-    checkpoints: Path
-    """Folder of the checkpoints to resume from."""
-    model: Path
-    """Folder of the model that training starts from."""
-    checkpoints_kept: int
     source: BatchSource
     sink: CheckpointSink
+    saver: CheckpointSaver
     write_metrics: Callable[[dict[str, Any]], None]
     clock: Clock
 
 
 def train(learner: "Learner", state: TrainState, context: TrainContext, *, steps: int) -> TrainState:
     """Train from a checkpoint to step `steps` (0: no end), or until the source ends. Every rank runs this."""
-    model, ranks, clock = context.model, learner.ranks, context.clock
+    ranks, clock, saver = learner.ranks, context.clock, context.saver
     while not steps or state.step < steps:
         waiting_ms = clock.monotonic_ms()
-        if ranks.is_first:
-            # The step before is published before the next one begins: at most one checkpoint is ever unpublished. The
-            # other ranks wait for the batch, and not in a collective of the device, which has a short timeout.
-            context.sink.wait()
-        batch = ranks.broadcast(context.source.next_batch(state.step) if ranks.is_first else None)
+        batch, is_save_due = ranks.broadcast(fetch_batch(state.step, context) if ranks.is_first else (None, False))
         if batch is None:
             break
         started_ms = clock.monotonic_ms()
         step = Step(state.step + 1)
-        step_metrics = learner.train_step(batch.samples, step)
-        trained_ms = clock.monotonic_ms()
-        trained_on = batch.submissions if step_metrics["is_applied"] else ()
-        metrics = {
-            "step": step,
-            "at_ms": clock.now_ms(),
-            **batch.metrics,
-            **step_metrics,
-            "waited_s": (started_ms - waiting_ms) / 1000,
-            "learnt_s": (trained_ms - started_ms) / 1000,
-        }
-        state = TrainState(
-            step=step,
-            trained_on=trained_on,
-            updates=learner.updates,
-            gradient_norms=learner.guard.norms,
-            metrics=metrics,
-        )
-        model = save_state(learner, state, context, model)
         if ranks.is_first:
-            context.source.mark_trained(trained_on, step)
-            context.write_metrics({**metrics, "saved_s": (clock.monotonic_ms() - trained_ms) / 1000})
-            context.sink.publish(state)
+            saver.record(step, batch)
+        facts = learner.train_step(batch.samples, step)
+        times = {"waited_s": (started_ms - waiting_ms) / 1000, "learnt_s": (clock.monotonic_ms() - started_ms) / 1000}
+        state = make_state(learner, step, batch, {**facts, **times}, at_ms=clock.now_ms())
+        staging_ms = clock.monotonic_ms()
+        staged = saver.stage_weights(learner)
+        if is_save_due:
+            saver.save_state(learner, state)
+        if ranks.is_first:
+            context.source.mark_trained(state.trained_on, step)
+            context.write_metrics({**state.metrics, "saved_s": (clock.monotonic_ms() - staging_ms) / 1000})
+        saver.publish_weights(staged, state)
+    saver.finish(learner, state)
     return state
 
 
-def save_state(learner: "Learner", state: TrainState, context: TrainContext, model: Path) -> Path:
-    """Save a checkpoint; return its model folder. `model` is the folder whose configuration files are copied."""
-    folder = save_checkpoint(
-        context.checkpoints,
-        model,
-        learner.policy.model,
-        learner.optimizer,
-        state,
-        learner.ranks,
-        keep=context.checkpoints_kept,
+def fetch_batch(step: Step, context: TrainContext) -> tuple[TrainingBatch | None, bool]:
+    """Rank 0: the next batch, and whether a checkpoint is due after it.
+
+    The other ranks wait for it, and not in a collective of the device, which has a short timeout.
+    """
+    context.sink.wait_for_room(step)
+    return context.source.next_batch(step), context.saver.is_due(step + 1)
+
+
+def make_state(
+    learner: "Learner", step: Step, batch: TrainingBatch, facts: Mapping[str, Any], *, at_ms: int
+) -> TrainState:
+    return TrainState(
+        step=step,
+        trained_on=batch.submissions if facts["is_applied"] else (),
+        updates=learner.updates,
+        gradient_norms=learner.guard.norms,
+        metrics={"step": step, "at_ms": at_ms, **batch.metrics, **facts},
     )
-    return folder / MODEL
 
 
 @dataclass(slots=True)
@@ -163,9 +150,13 @@ class Learner:
         }
 
     def _pack_for_rank(self, samples: Sequence[Sample]) -> list[Pack]:
-        """This rank's packs. Every rank has the same number, because FSDP synchronises each pass."""
+        """This rank's packs. Every rank has the same number, because FSDP synchronises each pass.
+
+        Ranks of a context group have the same packs, and compute a part of each.
+        """
         packs = make_packs(samples, self.policy.layout, tokens_max=self.batch.pack_tokens)
-        return distribute_packs(packs, self.ranks.size)[self.ranks.rank]
+        context = self.ranks.context_size
+        return distribute_packs(packs, self.ranks.size // context)[self.ranks.rank // context]
 
     def _score_start(self, packs: Sequence[Pack]) -> list[Tensor]:
         with torch.no_grad():

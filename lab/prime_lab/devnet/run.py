@@ -52,6 +52,7 @@ from prime_runtime.child_processes import ProcessFailedError, RunningProcess, ru
 from prime_runtime.keys import load_key_file, read_key_address
 from prime_runtime.lock import read_lock_info
 from prime_runtime.log_files import read_leaves, read_tree_head
+from prime_runtime.shardcast.store import ShardStore
 
 POLL_S = 1.0
 START_S = 60.0
@@ -298,7 +299,7 @@ async def run_devnet(devnet: Devnet) -> DevnetSummary:
     await devnet.start(model)
     snapshot = await devnet.watch()
     await devnet.settle()
-    after = await devnet.evaluate(find_last_model(devnet.plan), "eval-after")
+    after = await devnet.evaluate(find_last_model(devnet.plan, devnet.read_trainer()), "eval-after")
     story = devnet.read_story()
     full_bytes, delta_bytes = count_transfer_bytes(devnet.plan, story.manifests, devnet.read_trainer())
     return DevnetSummary(
@@ -315,11 +316,13 @@ async def run_devnet(devnet: Devnet) -> DevnetSummary:
     )
 
 
-def find_last_model(plan: DevnetPlan) -> Path:
-    folders = sorted((plan.folder / "trainer" / "checkpoints").glob("step-*[0-9]"))
-    if not folders:
+def find_last_model(plan: DevnetPlan, trainer: NodeId) -> Path:
+    """The newest published weights."""
+    store = ShardStore(plan.folder / "store", network=NetworkId(NETWORK), run=RunId(RUN), trainer=trainer)
+    signed = max(store.checkpoints().values(), key=lambda each: each.manifest.step, default=None)
+    if signed is None:
         raise LocalError("the trainer left no checkpoint")
-    return folders[-1] / "model"
+    return store.checkpoint_path(signed.root)
 
 
 def count_transfer_bytes(plan: DevnetPlan, manifests: list[Digest], trainer: NodeId) -> tuple[int, int]:

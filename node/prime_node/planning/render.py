@@ -12,8 +12,9 @@ from prime_node.planning.plan import (
     PlanWishes,
     make_plan,
 )
-from prime_node.planning.sizes import KNOWN_MODELS, open_model
+from prime_node.planning.sizes import open_model
 from prime_runtime.formatting import format_bytes, format_duration
+from prime_runtime.known_models import KNOWN_MODELS
 
 TABLE_CARDS = ("4090", "A100-40", "A100-80", "H100")
 TABLE_COUNTS = (1, 2, 8)

@@ -1,8 +1,7 @@
 """How large a model is: parameters and bytes, from its config.json, or from the tensors of a checkpoint folder.
 
 The count from a configuration covers the decoders with gated feed-forward layers that most open models are (Llama,
-Mistral, Qwen2, Qwen3) and their mixtures of experts. Any other model needs its tensors. Configurations of well-known
-models are here, so that a plan needs no download; tests/vectors/model_sizes.json says where they come from.
+Mistral, Qwen2, Qwen3) and their mixtures of experts. Any other model needs its tensors.
 """
 
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ from typing import Any
 from prime_node.engine.placement import ModelSize, read_count
 from prime_protocol.constants import CHECKPOINT_BYTES_MAX, TENSORS_MAX
 from prime_protocol.errors import LocalError, RemoteError
+from prime_runtime.known_models import KNOWN_MODELS, find_known_name
 from prime_runtime.model_files import (
     BYTES_MAX,
     CONFIG_FILE,
@@ -32,61 +32,6 @@ EXPERT_FAMILIES = frozenset({"mixtral", "qwen3_moe"})
 EXPERTS_KEYS = ("num_experts", "num_local_experts")
 EXPERT_NAME, EMBEDDING_NAME, HEAD_NAME = ".experts.", "embed_tokens", "lm_head"
 """In the names of tensors."""
-
-KNOWN_MODELS: dict[str, dict[str, Any]] = {
-    "Qwen2.5-1.5B": {
-        "model_type": "qwen2",
-        "hidden_size": 1536,
-        "intermediate_size": 8960,
-        "max_position_embeddings": 131_072,
-        "num_attention_heads": 12,
-        "num_hidden_layers": 28,
-        "num_key_value_heads": 2,
-        "tie_word_embeddings": True,
-        "vocab_size": 151_936,
-    },
-    "Qwen3-8B": {
-        "model_type": "qwen3",
-        "head_dim": 128,
-        "hidden_size": 4096,
-        "intermediate_size": 12_288,
-        "max_position_embeddings": 40_960,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 36,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": False,
-        "vocab_size": 151_936,
-    },
-    "QwQ-32B": {
-        "model_type": "qwen2",
-        "hidden_size": 5120,
-        "intermediate_size": 27_648,
-        "max_position_embeddings": 40_960,
-        "num_attention_heads": 40,
-        "num_hidden_layers": 64,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": False,
-        "vocab_size": 152_064,
-    },
-    "Qwen3-30B-A3B": {
-        "model_type": "qwen3_moe",
-        "decoder_sparse_step": 1,
-        "head_dim": 128,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "max_position_embeddings": 40_960,
-        "mlp_only_layers": [],
-        "moe_intermediate_size": 768,
-        "num_attention_heads": 32,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "num_hidden_layers": 48,
-        "num_key_value_heads": 4,
-        "tie_word_embeddings": False,
-        "vocab_size": 151_936,
-    },
-}
-"""Fields of the published config.json files."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,8 +80,8 @@ def open_model(text: str) -> ModelSizes:
 
 def find_known_model(text: str) -> ModelSizes | None:
     """By its name, with or without the publisher's; None where it is not known."""
-    short = text.rsplit("/", 1)[-1].lower()
-    return next((measure_config(name, KNOWN_MODELS[name]) for name in KNOWN_MODELS if name.lower() == short), None)
+    name = find_known_name(text)
+    return None if name is None else measure_config(name, KNOWN_MODELS[name])
 
 
 def read_folder(folder: Path) -> ModelSizes:

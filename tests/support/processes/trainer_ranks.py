@@ -5,12 +5,23 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch.distributed.checkpoint import FileSystemReader, load
+
 from prime_protocol.wire.ids import Step
-from prime_trainer.checkpoints import SavedCheckpoint, TrainState, save_checkpoint
+from prime_trainer.checkpoints import (
+    TENSORS,
+    SavedCheckpoint,
+    TrainState,
+    quiet_about_one_process,
+    stage_state,
+    write_checkpoint,
+)
 from prime_trainer.config import BatchConfig, LossConfig, OptimizerConfig, RanksConfig, TrainConfig
 from prime_trainer.model.distributed import RankGroup
 from prime_trainer.model.loading import find_layers, get_local
 from prime_trainer.model.policy import PolicyModel
+from prime_trainer.publish.outgoing import stage_weights, write_weights
 from prime_trainer.resume import StartPoint, make_learner
 from prime_trainer.train import Learner
 from support.process_memory import watching_memory
@@ -41,10 +52,10 @@ CUDA_ONLY = "cuda:gloo"
 """A default group for cuda tensors only, as NCCL's is: a collective of a CPU value on it fails, as it would on GPUs."""
 
 
-def learn_in_rank(folder: Path, rank: int, size: int, port: int, replicas: int = 1) -> None:
+def learn_in_rank(folder: Path, rank: int, size: int, port: int, replicas: int = 1, context: int = 1) -> None:
     """As one of several processes; the first writes down what it saw."""
     be_rank(rank, size, port)
-    ranks = RankGroup.join("cpu", RanksConfig(replicas=replicas), backend=CUDA_ONLY)
+    ranks = RankGroup.join("cpu", RanksConfig(replicas=replicas, context=context), backend=CUDA_ONLY)
     try:
         facts = learn_and_resume(folder, ranks)
     finally:
@@ -59,8 +70,7 @@ def learn_and_resume(folder: Path, ranks: RankGroup) -> list[dict[str, Any]]:
     learner = make_learner(config, ranks, StartPoint(config.model, TrainState(step=Step(0)), None))
     facts = [learner.train_step(SAMPLES, step) for step in range(1, STEPS + 1)]
     position = TrainState(step=Step(STEPS), updates=learner.updates, gradient_norms=learner.guard.norms)
-    path = keep(learner, config, position)
-    saved = ranks.broadcast(SavedCheckpoint(path, position))
+    saved = SavedCheckpoint(keep(learner, config, position), position)
     again = make_learner(config, ranks, StartPoint(saved.model, saved.state, saved))
     facts += [again.train_step(SAMPLES, step) for step in range(STEPS + 1, 2 * STEPS + 1)]
     keep(again, config, replace(position, step=Step(2 * STEPS), updates=again.updates))
@@ -68,8 +78,21 @@ def learn_and_resume(folder: Path, ranks: RankGroup) -> list[dict[str, Any]]:
 
 
 def keep(learner: Learner, config: TrainConfig, position: TrainState) -> Path:
-    model = learner.policy.model
-    return save_checkpoint(config.folder, config.model, model, learner.optimizer, position, learner.ranks, keep=2)
+    """A checkpoint, and the weights as they are published."""
+    model, ranks = learner.policy.model, learner.ranks
+    staged = stage_weights(model, ranks)
+    write_weights(config.folder / f"published-{position.step}", config.model, staged, ranks)
+    return write_checkpoint(config.folder, config.model, position, stage_state(model, learner.optimizer), ranks)
+
+
+def read_tensors(checkpoint: Path) -> dict[str, Any]:
+    """All tensors of a checkpoint, in one process and whole."""
+    reader = FileSystemReader(checkpoint / TENSORS)
+    shapes = reader.read_metadata().state_dict_metadata
+    tensors = {name: torch.zeros(each.size, dtype=each.properties.dtype) for name, each in shapes.items()}
+    with quiet_about_one_process():
+        load(tensors, storage_reader=reader, no_dist=True)
+    return tensors
 
 
 def load_in_rank(folder: Path, rank: int, size: int, port: int) -> None:

@@ -15,15 +15,17 @@ from prime_trainer.checkpoints import (
     TrainState,
     find_newest_checkpoint,
     list_checkpoints,
-    load_optimizer,
-    save_checkpoint,
+    load_tensors,
+    remove_old_checkpoints,
+    stage_state,
+    write_checkpoint,
 )
 from prime_trainer.config import BatchConfig, LossConfig, OptimizerConfig
 from prime_trainer.model.distributed import RankGroup
 from prime_trainer.model.optimizer import GradientGuard, make_optimizer
 from prime_trainer.model.policy import PolicyModel
 from prime_trainer.model.tiny import make_tiny_checkpoint
-from prime_trainer.publish.publisher import make_bf16_copy, verify_model_files
+from prime_trainer.publish.outgoing import stage_weights, write_weights
 from prime_trainer.train import Learner
 from support.training_samples import flip_bit, make_sample
 
@@ -58,7 +60,9 @@ def save(learner: Learner, folder: Path, model: Path, step: int) -> Path:
         gradient_norms=learner.guard.norms,
         metrics={"step": step, "loss": 0.5},
     )
-    return save_checkpoint(folder, model, learner.policy.model, learner.optimizer, state, learner.ranks, keep=2)
+    path = write_checkpoint(folder, model, state, stage_state(learner.policy.model, learner.optimizer), learner.ranks)
+    remove_old_checkpoints(folder, keep=2, published=step)
+    return path
 
 
 def test_training_resumes_from_a_checkpoint_with_equal_results(model: Path, tmp_path: Path) -> None:
@@ -70,8 +74,8 @@ def test_training_resumes_from_a_checkpoint_with_equal_results(model: Path, tmp_
     assert saved is not None
     state = saved.state
     assert (state.step, state.trained_on, state.metrics["loss"]) == (2, NAMES, 0.5)
-    again = make_learner(saved.model, state.gradient_norms, state.updates)
-    load_optimizer(saved, again.policy.model, again.optimizer)
+    again = make_learner(model, state.gradient_norms, state.updates)
+    load_tensors(saved, again.policy.model, again.optimizer, again.ranks)
     for step in (3, 4):
         assert learner.train_step(SAMPLES, step) == again.train_step(SAMPLES, step)
     for mine, other in zip(learner.policy.model.parameters(), again.policy.model.parameters(), strict=True):
@@ -90,9 +94,7 @@ def test_only_the_newest_are_kept_and_drafts_are_ignored(model: Path, tmp_path: 
     assert saved.state.step == 3
 
 
-@pytest.mark.parametrize(
-    "name", ["model/model.safetensors", "optimizer.safetensors", "state.json", "model/config.json"]
-)
+@pytest.mark.parametrize("name", ["tensors/__0_0.distcp", "tensors/.metadata", "state.json", "model/config.json"])
 def test_damaged_checkpoint_is_named_and_the_one_before_is_found(model: Path, tmp_path: Path, name: str) -> None:
     learner = make_learner(model)
     learner.train_step(SAMPLES, 1)
@@ -108,10 +110,10 @@ def test_damaged_checkpoint_is_named_and_the_one_before_is_found(model: Path, tm
 
 
 def test_missing_file_is_named(model: Path, tmp_path: Path) -> None:
-    (save(make_learner(model), tmp_path, model, 1) / "optimizer.safetensors").unlink()
+    (save(make_learner(model), tmp_path, model, 1) / "tensors/__0_0.distcp").unlink()
     scan = find_newest_checkpoint(tmp_path)
     assert scan.saved is None
-    assert "optimizer.safetensors differs from what was written" in scan.damaged[0].problem
+    assert "tensors/__0_0.distcp differs from what was written" in scan.damaged[0].problem
 
 
 def test_unreadable_state_is_a_disk_error_and_not_damage(model: Path, tmp_path: Path) -> None:
@@ -124,12 +126,31 @@ def test_unreadable_state_is_a_disk_error_and_not_damage(model: Path, tmp_path: 
     assert not isinstance(raised.value, CheckpointDamaged)
 
 
-def test_unreadable_optimizer_state_is_a_disk_error(model: Path, tmp_path: Path) -> None:
+def test_unreadable_tensors_are_a_disk_error(model: Path, tmp_path: Path) -> None:
     learner = make_learner(model)
     saved = SavedCheckpoint(save(learner, tmp_path, model, 1), TrainState(step=Step(1)))
-    (saved.folder / "optimizer.safetensors").write_bytes(b"cut")
-    with pytest.raises(LocalError, match=r"cannot read .*optimizer\.safetensors"):
-        load_optimizer(saved, learner.policy.model, learner.optimizer)
+    (saved.folder / "tensors/.metadata").write_bytes(b"cut")
+    with pytest.raises(LocalError, match=r"cannot read .*tensors"):
+        load_tensors(saved, learner.policy.model, learner.optimizer, learner.ranks)
+
+
+def test_tensors_of_another_model_are_refused(model: Path, tmp_path: Path) -> None:
+    saved = SavedCheckpoint(save(make_learner(model), tmp_path, model, 1), TrainState(step=Step(1)))
+    other = make_learner(make_tiny_checkpoint(tmp_path / "other", hidden=32, layers=2))
+    with pytest.raises(LocalError, match="is of another model"):
+        load_tensors(saved, other.policy.model, other.optimizer, other.ranks)
+
+
+def test_newest_published_checkpoint_is_kept_however_old(model: Path, tmp_path: Path) -> None:
+    learner = make_learner(model)
+    for step in range(5):
+        state = TrainState(step=Step(step))
+        write_checkpoint(tmp_path, model, state, stage_state(learner.policy.model, learner.optimizer), learner.ranks)
+    assert remove_old_checkpoints(tmp_path, keep=2, published=1) == 1
+    assert [path.name for path in list_checkpoints(tmp_path)] == ["step-00000001", "step-00000003", "step-00000004"]
+    scan = find_newest_checkpoint(tmp_path, 2)
+    assert scan.saved is not None
+    assert scan.saved.state.step == 1
 
 
 def test_checkpoint_that_cannot_be_written_or_removed_is_a_disk_error(model: Path, tmp_path: Path) -> None:
@@ -144,18 +165,13 @@ def test_checkpoint_that_cannot_be_written_or_removed_is_a_disk_error(model: Pat
         save(learner, tmp_path, model, 2)
 
 
-def test_weights_that_changed_on_disk_are_not_published(model: Path, tmp_path: Path) -> None:
-    path = save(make_learner(model), tmp_path, model, 1)
-    verify_model_files(path)
-    flip_bit(path / "model/model.safetensors")
-    with pytest.raises(LocalError, match=r"damaged before it was published: model/model\.safetensors"):
-        verify_model_files(path)
-
-
 def test_published_copy_is_bf16_with_the_model_s_names_and_files_and_deterministic(model: Path, tmp_path: Path) -> None:
     learner = make_learner(model)
-    saved = save(learner, tmp_path, model, 0)
-    copy = make_bf16_copy(saved / "model", tmp_path / "outgoing")
+
+    def write(name: str) -> Path:
+        return write_weights(tmp_path / name, model, stage_weights(learner.policy.model, learner.ranks), learner.ranks)
+
+    copy = write("outgoing")
     given, made = load_file(model / "model.safetensors"), load_file(copy / "model.safetensors")
     assert given.keys() == made.keys()
     for name, tensor in given.items():
@@ -163,4 +179,4 @@ def test_published_copy_is_bf16_with_the_model_s_names_and_files_and_determinist
     for name in ("config.json", "tokenizer.json", "generation_config.json", "prompt.txt"):
         assert (copy / name).read_bytes() == (model / name).read_bytes()
     once = (copy / "model.safetensors").read_bytes()
-    assert (make_bf16_copy(saved / "model", tmp_path / "outgoing") / "model.safetensors").read_bytes() == once
+    assert (write("again") / "model.safetensors").read_bytes() == once

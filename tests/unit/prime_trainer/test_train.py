@@ -9,6 +9,7 @@ import torch
 
 from prime_trainer.config import BatchConfig
 from prime_trainer.data.packing import Sample
+from prime_trainer.model import offload as offload_module
 from prime_trainer.model.optimizer import make_optimizer
 from prime_trainer.model.policy import PolicyModel
 from prime_trainer.model.tiny import make_tiny_checkpoint
@@ -93,9 +94,13 @@ def test_reference_holds_the_policy_back(folder: Path) -> None:
     assert no_kl == 0 < kl
 
 
-def test_checkpointed_activations_give_the_same_gradient(folder: Path) -> None:
+@pytest.mark.parametrize("offload", [False, True])
+def test_checkpointed_and_offloaded_activations_give_the_same_gradient(
+    folder: Path, offload: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(offload_module, "VALUES_MIN", 1)
     plain, frugal = make_learner(folder), make_learner(folder)
-    frugal.policy = PolicyModel.load(folder, gradient_checkpointing=True)
+    frugal.policy = PolicyModel.load(folder, gradient_checkpointing=True, is_offloading=offload)
     frugal.optimizer = make_optimizer(frugal.policy.model, frugal.schedule)
     assert frugal.policy.model.is_gradient_checkpointing
     for learner in (plain, frugal):

@@ -11,6 +11,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from prime_protocol.errors import LocalError
+from prime_trainer.model.context import ContextSlice, attend_in_context
 
 Tensor = Any
 
@@ -35,8 +36,12 @@ def segment_attention(
     """The interface of `transformers`: queries, keys and values of one pack to outputs (1, L, H, D)."""
     if softcap is not None:
         raise LocalError("this model caps its attention scores, which packed attention does not support")
+    part = options[SEGMENT_BOUNDS]
+    if isinstance(part, ContextSlice):
+        given = (query_1HLD[0], key_1KLD[0], value_1KLD[0])
+        return attend_in_context(*given, part, scaling=scaling, window=sliding_window)[None], None
     outputs, start = [], 0
-    lengths = [end - begin for begin, end in pairwise(options[SEGMENT_BOUNDS])]
+    lengths = [end - begin for begin, end in pairwise(part)]
     for length, run in groupby(lengths):
         count = len(list(run))
         stop = start + count * length

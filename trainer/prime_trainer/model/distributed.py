@@ -7,12 +7,13 @@ minutes. A rank enters a collective of the device only after rank 0 has sent a b
 for the network.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import CheckpointException
 
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.tolerance import Precision
@@ -33,7 +34,16 @@ class RankGroup:
         self.rank = rank
         self.size = size
         self._cpu_group: Any = None
+        self.background: Any = None
+        """A group of the CPU for one thread per rank that saves while the others train."""
         self._mesh: Any = None
+        self.context_group: Any = None
+        """The ranks that compute a pack together with this one, where there are several."""
+        self.context_size = 1
+
+    @property
+    def context_rank(self) -> int:
+        return self.rank % self.context_size
 
     @classmethod
     def join(cls, device: str, config: RanksConfig | None = None, *, backend: str | None = None) -> "RankGroup":
@@ -53,11 +63,28 @@ class RankGroup:
         timeout = timedelta(seconds=config.collective_timeout_s)
         dist.init_process_group(backend or ("nccl" if is_cuda else "gloo"), timeout=timeout)
         ranks = cls(dist.get_rank(), dist.get_world_size())
-        if ranks.size % config.replicas:
-            raise LocalError(f"{ranks.size} ranks cannot hold {config.replicas} replicas of equal size")
         ranks._cpu_group = dist.new_group(backend="gloo", timeout=BATCH_WAIT_MAX)
-        ranks._mesh = make_mesh(ranks.size, config.replicas, "cuda" if is_cuda else "cpu", timeout)
+        ranks.background = dist.new_group(backend="gloo", timeout=BATCH_WAIT_MAX)
+        ranks._join_device_groups("nccl" if is_cuda else "gloo", "cuda" if is_cuda else "cpu", config)
         return ranks
+
+    @classmethod
+    def fake(cls, config: RanksConfig) -> "RankGroup":
+        """The first of the ranks of a fake default group, for a plan."""
+        ranks = cls(0, dist.get_world_size())
+        ranks._join_device_groups("fake", "cpu", config)
+        return ranks
+
+    def _join_device_groups(self, backend: str, device_type: str, config: RanksConfig) -> None:
+        timeout, size = timedelta(seconds=config.collective_timeout_s), config.context
+        if self.size % config.replicas:
+            raise LocalError(f"{self.size} ranks cannot hold {config.replicas} replicas of equal size")
+        if self.size % size:
+            raise LocalError(f"{self.size} ranks cannot be divided into groups of {size} for context parallelism")
+        if size > 1:
+            blocks = torch.arange(self.size).view(-1, size).tolist()
+            self.context_group, self.context_size = join_group(blocks, backend, timeout), size
+        self._mesh = make_mesh(self.size, config.replicas, backend, device_type, timeout)
 
     def leave(self) -> None:
         if self._cpu_group is not None:
@@ -74,6 +101,27 @@ class RankGroup:
         box = [value]
         dist.broadcast_object_list(box, src=0, group=self._cpu_group)
         return box[0]
+
+    def do_all(self, action: str, work: Callable[[], None]) -> None:
+        """Do it on every rank, in the background; LocalError on all of them if one fails."""
+        problem = ""
+        try:
+            work()
+        except LocalError as error:
+            problem = str(error)
+        except (OSError, RuntimeError, CheckpointException) as error:
+            reason = getattr(error, "strerror", None) or error
+            problem = f"cannot {action}: {reason}; check free space and permissions there"
+        problems = [problem]
+        if self.size > 1:
+            problems = [""] * self.size
+            dist.all_gather_object(problems, problem, group=self.background)
+        for each in filter(None, problems):
+            raise LocalError(each)
+
+    def do_first(self, action: str, work: Callable[[], None]) -> None:
+        """Do it on the first rank, while the others wait for it in the background."""
+        self.do_all(action, work if self.is_first else lambda: None)
 
     def all_reduce(self, values: Tensor) -> Tensor:
         """Sum of CPU values over all ranks, in place."""
@@ -107,14 +155,13 @@ def find_large_ends(model: Any) -> list[Any]:
     return [embedding, head] if is_split else []
 
 
-def make_mesh(size: int, replicas: int, device_type: str, timeout: timedelta) -> Any:
+def make_mesh(size: int, replicas: int, backend: str, device_type: str, timeout: timedelta) -> Any:
     """Ranks in a row, or replicas x ranks of a replica (HSDP).
 
     Consecutive ranks make a replica: with one replica per machine, only gradients travel between machines.
     """
     from torch.distributed.device_mesh import DeviceMesh
 
-    backend = "nccl" if device_type == "cuda" else "gloo"
     ranks = torch.arange(size).view(replicas, -1)
     shards = join_group(ranks.tolist(), backend, timeout)
     if replicas == 1:
@@ -132,12 +179,3 @@ def join_group(blocks: Sequence[Sequence[int]], backend: str, timeout: timedelta
 def gather_full(tensor: Tensor) -> Tensor:
     """The full tensor of one that is sharded over ranks. A collective operation: all ranks must call it."""
     return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
-
-
-def scatter_like(whole: Tensor, like: Tensor) -> Tensor:
-    """This rank's shard of a full tensor, sharded like `like`."""
-    if not hasattr(like, "device_mesh"):
-        return whole.to(like.device)
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(whole.to(like.device), like.device_mesh, like.placements)

@@ -8,11 +8,16 @@ from typing import Any
 
 import torch
 
-from prime_trainer.config import OptimizerConfig
+from prime_trainer.config import MomentStorage, OptimizerConfig
+
+Tensor = Any
 
 NORMS_KEPT = 64
 NORMS_MIN = 8
 """Gradients needed before one can be an outlier."""
+
+
+MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 def make_optimizer(model: Any, config: OptimizerConfig) -> Any:
@@ -22,8 +27,79 @@ def make_optimizer(model: Any, config: OptimizerConfig) -> Any:
         {"params": [each for each in parameters if each.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [each for each in parameters if each.ndim < 2], "weight_decay": 0.0},
     ]
-    # One pass over each tensor, and no copies of them.
-    return torch.optim.AdamW(groups, lr=config.learning_rate, betas=(config.beta1, config.beta2), fused=True)
+    options: dict[str, Any] = {"lr": config.learning_rate, "betas": (config.beta1, config.beta2)}
+    if config.moments is MomentStorage.FLOAT32:
+        # One pass over each tensor, and no copies of them.
+        return torch.optim.AdamW(groups, fused=True, **options)
+    return StoredMomentsAdamW(groups, config.moments, **options)
+
+
+class StoredMomentsAdamW(torch.optim.Optimizer):  # type: ignore[misc]
+    """The same updates in float32, with moments that are kept in bfloat16 or in the memory of the host in between.
+
+    Only the moments of one tensor at a time are in float32 on the device.
+    """
+
+    def __init__(self, groups: Any, storage: MomentStorage, *, lr: float, betas: tuple[float, float]) -> None:
+        super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8})
+        self._storage = storage
+
+    def store(self, moment: Tensor) -> Tensor:
+        """A moment as it is kept: `moment` itself is free afterwards."""
+        if self._storage is MomentStorage.BFLOAT16:
+            return moment.to(torch.bfloat16)
+        if not hasattr(moment, "device_mesh"):
+            return moment.to("cpu")
+        # A tensor that is sharded over GPUs, with its part on the host, as torch's own staging of checkpoints makes it.
+        moment._local_tensor = moment._local_tensor.to("cpu")
+        return moment
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def step(self, closure: None = None) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, group)
+
+    def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
+        state = self.state[parameter]
+        if not state:
+            state.update(make_moments(parameter, self, 0))
+        weights, gradient = _get_part(parameter), _get_part(parameter.grad)
+        kept = [_get_part(state[name]) for name in MOMENTS]
+        # Copies even of float32 on this device, so that every kind of storage takes the same path.
+        moments = [each.to(weights.device, torch.float32, copy=True) for each in kept]
+        state["step"] += 1
+        torch._fused_adamw_(
+            [weights],
+            [gradient],
+            [moments[0]],
+            [moments[1]],
+            [],
+            [state["step"]],
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            amsgrad=False,
+            maximize=False,
+        )
+        for target, moment in zip(kept, moments, strict=True):
+            target.copy_(moment)
+
+
+def _get_part(tensor: Tensor) -> Tensor:
+    """This rank's part."""
+    return tensor._local_tensor if hasattr(tensor, "device_mesh") else tensor
+
+
+def make_moments(parameter: Any, optimizer: Any, updates: int) -> dict[str, Any]:
+    """A parameter's state after `updates` updates, its moments to be loaded."""
+    moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
+    if isinstance(optimizer, StoredMomentsAdamW):
+        moments = {name: optimizer.store(each) for name, each in moments.items()}
+    return {"step": torch.tensor(float(updates), device=_get_part(parameter).device), **moments}
 
 
 def compute_learning_rate(config: OptimizerConfig, step: int) -> float:

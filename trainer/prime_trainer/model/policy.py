@@ -8,7 +8,7 @@ safetensors files are fetched, and none of them is executed as code.
 
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Self
@@ -21,6 +21,7 @@ from prime_protocol.proofs.tolerance import Precision
 from prime_trainer.data.packing import Pack, PackLayout, Sample, make_pack, stack_rows
 from prime_trainer.loss import LossInputs
 from prime_trainer.model import attention
+from prime_trainer.model.context import ContextSlice, slice_pack
 from prime_trainer.model.distributed import RankGroup
 from prime_trainer.model.head import score_hidden
 from prime_trainer.model.loading import (
@@ -35,6 +36,7 @@ from prime_trainer.model.loading import (
     shorten_config,
 )
 from prime_trainer.model.logprobs import score_tokens
+from prime_trainer.model.offload import offload_activations
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +62,15 @@ class PolicyModel:
     """The model that is trained, and how its tokens are scored."""
 
     def __init__(
-        self, model: Any, *, layout: PackLayout, head: "ScoringHead | None", device: str, precision: Precision
+        self,
+        model: Any,
+        *,
+        layout: PackLayout,
+        head: "ScoringHead | None",
+        device: str,
+        precision: Precision,
+        is_offloading: bool = False,
+        ranks: RankGroup | None = None,
     ) -> None:
         self.model = model
         self.layout = layout
@@ -69,6 +79,9 @@ class PolicyModel:
         """None where the model transforms the head's output, so that the logits must be materialised."""
         self.device = torch.device(device)
         self._precision = precision
+        self.offload: Callable[[], AbstractContextManager[Any]] = offload_activations if is_offloading else nullcontext
+        """Where stored activations go."""
+        self._ranks = ranks or RankGroup()
 
     @classmethod
     def build(
@@ -79,12 +92,15 @@ class PolicyModel:
         device: str = "cpu",
         precision: Precision = Precision.FLOAT32,
         head_precision: Precision | None = None,
-        gradient_checkpointing: bool = False,
+        gradient_checkpointing: bool | None = None,
+        is_offloading: bool = False,
     ) -> Self:
         """The model of a folder, sharded over the ranks, with memory for the weights and no values yet."""
         ranks = ranks or RankGroup()
         config = read_config(folder)
         layout, has_plain_head = ranks.broadcast(try_model(config) if ranks.is_first else (PackLayout.SINGLE, False))
+        if layout is not PackLayout.PACKED and ranks.context_size > 1:
+            raise LocalError(f"the model in {folder} cannot be packed, so ranks.context must be 1")
         if layout is not PackLayout.PACKED:
             log.warning("the model in %s cannot be packed; its layout is %s", folder, layout)
         model = build_without_weights(config)
@@ -92,12 +108,20 @@ class PolicyModel:
         model.set_attn_implementation(get_attention(layout))
         head_precision = head_precision or precision
         head = ScoringHead(model.get_output_embeddings(), head_precision) if has_plain_head else None
-        _disable_dropout(model)
-        if gradient_checkpointing:
+        disable_dropout(model)
+        if device.startswith("cuda") if gradient_checkpointing is None else gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         ranks.shard(model, precision, head_precision)
         allocate_weights(model, device)
-        return cls(model.train(), layout=layout, head=head, device=device, precision=precision)
+        return cls(
+            model.train(),
+            layout=layout,
+            head=head,
+            device=device,
+            precision=precision,
+            is_offloading=is_offloading,
+            ranks=ranks,
+        )
 
     @classmethod
     def load(cls, folder: Path, **options: Any) -> Self:
@@ -110,13 +134,16 @@ class PolicyModel:
         return policy
 
     def score(self, pack: Pack, *, has_entropy_gradient: bool = True) -> tuple[Tensor, Tensor]:
-        """Log-prob of each trained token, and the entropy of the distribution it was sampled from.
+        """Log-prob of each trained token of this rank, and the entropy of the distribution it was sampled from.
 
         Without a gradient of the entropy the head's backward pass is faster.
         """
+        pack, context = self._slice(pack)
         targets_T, temperature_T = self._to_device(pack.targets_T), self._to_device(pack.temperature_T)
         inputs, rows_T = make_inputs(pack, self.layout, self.device)
-        with self._autocast():
+        if context is not None:
+            inputs[attention.SEGMENT_BOUNDS] = context
+        with self._autocast(), self.offload():
             if self._head is None:
                 return score_tokens(select_rows(self.model(**inputs).logits, rows_T), targets_T, temperature_T)
             with self._head.scoring(targets_T, temperature_T, rows_T, has_entropy_gradient=has_entropy_gradient):
@@ -133,6 +160,7 @@ class PolicyModel:
     ) -> LossInputs:
         """The inputs of the loss. Without `start_logp_T`, the current weights are those at the start of the step."""
         logp_T, entropy_T = self.score(pack, has_entropy_gradient=has_entropy_gradient)
+        pack, _ = self._slice(pack)
         return LossInputs(
             logp_T=logp_T,
             entropy_T=entropy_T,
@@ -142,6 +170,13 @@ class PolicyModel:
             mask_T=self._to_device(pack.mask_T),
             reference_logp_T=reference_logp_T,
         )
+
+    def _slice(self, pack: Pack) -> tuple[Pack, ContextSlice | None]:
+        """This rank's part of a pack, where several ranks compute it."""
+        ranks = self._ranks
+        if ranks.context_size == 1:
+            return pack, None
+        return slice_pack(pack, ranks.context_size, ranks.context_rank, ranks.context_group)
 
     def _to_device(self, values: Any) -> Tensor:
         return torch.from_numpy(values).to(self.device)
@@ -271,7 +306,7 @@ def _load_whole(folder: Path) -> Any:
     return model
 
 
-def _disable_dropout(model: Any) -> None:
+def disable_dropout(model: Any) -> None:
     """Dropout would change log-probs at random, so the ratio to the policy at the start would be meaningless."""
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -295,7 +330,7 @@ def try_model(config: Any) -> tuple[PackLayout, bool]:
                 torch.nn.init.normal_(module.weight, std=module.in_features**-0.5)
                 if module.bias is not None:
                     torch.nn.init.normal_(module.bias, std=0.1)
-    _disable_dropout(model)
+    disable_dropout(model)
     return detect_layout(model), detect_head(model)
 
 

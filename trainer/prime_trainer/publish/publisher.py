@@ -1,8 +1,8 @@
 """Publishes checkpoints: shards into the store, the manifest to the coordinator, then the entry in the log.
 
-Everything is derived from the checkpoint on disk, and every part may be repeated. A trainer that was killed makes the
-same bf16 copy again, finds its shards in the store, and sends the same entry, which the log accepts once. The trainer
-publishes in the background while it trains the next step.
+Every part may be repeated. A trainer that was killed computes the same weights again from the batch on disk, finds its
+shards in the store, and sends the same entry, which the log accepts once. The trainer publishes in the background while
+it trains the next steps.
 """
 
 import asyncio
@@ -11,9 +11,6 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-
-import torch
-from safetensors import safe_open
 
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.guard import GossipGuard
@@ -33,17 +30,7 @@ from prime_runtime.lock import hold_process_lock
 from prime_runtime.shardcast.announcer import make_announcement
 from prime_runtime.shardcast.publish import publish_checkpoint
 from prime_runtime.shardcast.store import ShardStore, choose_removable
-from prime_trainer.checkpoints import (
-    MODEL,
-    WEIGHTS,
-    CheckpointDamaged,
-    TrainState,
-    copy_model_files,
-    disk_errors,
-    list_file_tensors,
-    verify_checkpoint,
-    write_tensors,
-)
+from prime_trainer.checkpoints import TrainState
 from prime_trainer.config import PublishConfig, TrainConfig
 from prime_trainer.data.collector import wait_for_first
 
@@ -199,7 +186,7 @@ def remove_old_versions(store: ShardStore, keep: int) -> int:
 
 
 class CheckpointPublisher:
-    """Publishes one checkpoint at a time."""
+    """Publishes the weights of one step after the other."""
 
     def __init__(
         self,
@@ -211,41 +198,51 @@ class CheckpointPublisher:
     ) -> None:
         self._config = config
         self._on_published = on_published
-        """Called when the log has accepted a checkpoint."""
+        """Called when the log has accepted a step, with its model folder, which is the callee's from then on."""
         self._key = key
         self._clock = clock
         self._stop = stop
         """Set when publishing fails, or at shutdown. Then an unreachable coordinator is not waited for."""
-        self._task: asyncio.Task[None] | None = None
+        self._last: asyncio.Task[None] | None = None
+        self._changed = asyncio.Event()
+        """Set when a step was published."""
         self.published = Step(-1)
         """The newest step in the log."""
         self.problem = ""
 
-    def start(self, checkpoint: Path, state: TrainState) -> None:
-        """Start publishing in the background."""
-        assert self._task is None or self._task.done(), "one at a time"
-        self._task = asyncio.create_task(self._publish(checkpoint, state))
+    def start(self, folder: Path, state: TrainState) -> None:
+        """Publish a model folder in the background, after those before it."""
+        self._last = asyncio.create_task(self._publish_after(self._last, folder, state))
 
     async def wait(self) -> None:
-        """Wait until the last checkpoint is published; raise LocalError or RemoteError if it failed."""
-        if self._task is not None:
-            await asyncio.shield(self._task)
+        """Wait until the last step is published; raise LocalError or RemoteError if one failed."""
+        if self._last is not None:
+            await asyncio.shield(self._last)
 
-    async def _publish(self, checkpoint: Path, state: TrainState) -> None:
-        try:
-            await asyncio.to_thread(verify_model_files, checkpoint)
-            copy = await asyncio.to_thread(make_bf16_copy, checkpoint / MODEL, self._config.folder / "outgoing")
-            done = await self._publish_with_retries(copy, state)
-        except (LocalError, RemoteError, OSError):
-            self._stop.set()
-            raise
-        shutil.rmtree(copy, ignore_errors=True)
-        self.published, self.problem = state.step, ""
-        sizes = ", ".join(f"{each.manifest.kind} of {each.manifest.transport_bytes} bytes" for each in done.made)
-        log.info("published step %d as %s, log entry %d", state.step, sizes, done.logged.index)
-        self._on_published(checkpoint, state)
+    async def wait_for_room(self, step: Step) -> None:
+        """Wait until checkpoint `step` is few enough steps ahead of the log for another one to be made."""
+        while step - self.published >= self._config.save.unpublished_max and not self._stop.is_set():
+            self._changed.clear()
+            await wait_for_first(self._changed.wait(), self._stop.wait())
 
-    async def _publish_with_retries(self, copy: Path, state: TrainState) -> Publication:
+    async def _publish_after(self, before: asyncio.Task[None] | None, folder: Path, state: TrainState) -> None:
+        if before is not None:
+            await before
+        if state.step <= self.published:
+            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
+        else:
+            try:
+                done = await self._publish_with_retries(folder, state)
+            except (LocalError, RemoteError, OSError):
+                self._stop.set()
+                raise
+            self.published, self.problem = state.step, ""
+            self._changed.set()
+            sizes = ", ".join(f"{each.manifest.kind} of {each.manifest.transport_bytes} bytes" for each in done.made)
+            log.info("published step %d as %s, log entry %d", state.step, sizes, done.logged.index)
+            self._on_published(folder, state)
+
+    async def _publish_with_retries(self, folder: Path, state: TrainState) -> Publication:
         """Retry while the coordinator is unreachable."""
         config, wait_ms = self._config, RETRY_MS
         while True:
@@ -253,7 +250,7 @@ class CheckpointPublisher:
                 return await publish_step(
                     config,
                     self._key,
-                    copy,
+                    folder,
                     state.step,
                     keyframe=choose_keyframe(state.step, forced=None, every=config.keyframe_every),
                     trained_on=state.trained_on,
@@ -266,25 +263,3 @@ class CheckpointPublisher:
                     raise LocalError(f"step {state.step} is not published; the next start will: {error}") from None
             await wait_for_first(self._clock.sleep_ms(wait_ms), self._stop.wait())
             wait_ms = min(RETRY_MS_MAX, 2 * wait_ms)
-
-
-def verify_model_files(checkpoint: Path) -> None:
-    """Publish only what was trained: LocalError if the files changed since they were written."""
-    try:
-        verify_checkpoint(checkpoint, MODEL)
-    except CheckpointDamaged as error:
-        raise LocalError(
-            f"the checkpoint {checkpoint} was damaged before it was published: {error}; start again: the trainer "
-            "resumes from the checkpoint before"
-        ) from None
-
-
-def make_bf16_copy(model: Path, target: Path) -> Path:
-    """Write the model folder in bf16, as it is published. The same checkpoint always gives the same bytes."""
-    with disk_errors(f"write {target}"):
-        shutil.rmtree(target, ignore_errors=True)
-        target.mkdir(parents=True)
-        copy_model_files(model, target)
-        with safe_open(model / WEIGHTS, "pt") as file:
-            write_tensors(target / WEIGHTS, list_file_tensors(file, torch.bfloat16))
-    return target

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from prime_node.planning.sizes import KNOWN_MODELS, measure_config, open_model
+from prime_node.planning.sizes import measure_config, open_model
 from prime_protocol.errors import LocalError
+from prime_runtime.known_models import KNOWN_MODELS
 
 MODELS: list[dict[str, Any]] = json.loads((Path(__file__).parents[3] / "vectors" / "model_sizes.json").read_text())[
     "models"

@@ -5,8 +5,15 @@ import math
 import pytest
 import torch
 
-from prime_trainer.config import OptimizerConfig
-from prime_trainer.model.optimizer import NORMS_KEPT, NORMS_MIN, GradientGuard, compute_learning_rate, make_optimizer
+from prime_trainer.config import MomentStorage, OptimizerConfig
+from prime_trainer.model.optimizer import (
+    MOMENTS,
+    NORMS_KEPT,
+    NORMS_MIN,
+    GradientGuard,
+    compute_learning_rate,
+    make_optimizer,
+)
 
 
 def test_learning_rate_rises_stays_and_falls() -> None:
@@ -22,6 +29,27 @@ def test_matrices_decay_and_norms_and_biases_do_not() -> None:
     matrices, others = make_optimizer(model, OptimizerConfig(weight_decay=0.1)).param_groups
     assert [each.shape for each in matrices["params"]] == [(3, 2)]
     assert (matrices["weight_decay"], others["weight_decay"], len(others["params"])) == (0.1, 0.0, 3)
+
+
+def learn(moments: MomentStorage) -> tuple[torch.Tensor, set[torch.dtype]]:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(64, 64)
+    optimizer = make_optimizer(model, OptimizerConfig(learning_rate=1e-2, moments=moments))
+    for _ in range(20):
+        optimizer.zero_grad()
+        model(torch.randn(32, 64)).square().sum().backward()
+        optimizer.step()
+    return model.weight.detach(), {optimizer.state[model.weight][name].dtype for name in MOMENTS}
+
+
+def test_moments_on_the_host_give_the_same_weights_and_those_in_bfloat16_nearly() -> None:
+    wanted, _ = learn(MomentStorage.FLOAT32)
+    host, _ = learn(MomentStorage.HOST)
+    half, dtypes = learn(MomentStorage.BFLOAT16)
+    assert torch.equal(host, wanted)
+    assert dtypes == {torch.bfloat16}
+    torch.testing.assert_close(half, wanted, rtol=2e-2, atol=2e-3)
+    assert not torch.equal(half, wanted)
 
 
 @pytest.mark.parametrize("norm", [math.nan, math.inf])
