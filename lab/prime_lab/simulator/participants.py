@@ -5,8 +5,11 @@ A node's disk survives its crashes; its process does not. How adversaries behave
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from random import Random
 from typing import Any
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from prime_lab.simulator.adversaries import NodeBehavior
 from prime_lab.simulator.coordinator_host import HONEST, FakeFile
@@ -111,6 +114,10 @@ class SimulatedNode:
     def clock_ms(self) -> int:
         return self.world.now_ms + self.machine.skew_ms
 
+    @cached_property
+    def _witness_key(self) -> Ed25519PrivateKey:
+        return derive_witness_key(self.key)
+
     # --- Life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
@@ -181,7 +188,7 @@ class SimulatedNode:
 
     def _cosign(self, note: bytes) -> Cosigned:
         head, time_s = TreeHead.parse(SignedNote.parse(note).text), self.clock_ms // 1000
-        signature = derive_witness_key(self.key).sign(encode_cosigned_message(head.text, time_s))
+        signature = self._witness_key.sign(encode_cosigned_message(head.text, time_s))
         return Cosigned(head_size=head.size, time_s=time_s, signature=signature)
 
     def _send(self, send: Send) -> None:
