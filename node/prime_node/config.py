@@ -163,6 +163,9 @@ class NodeConfig:
     """File whose first line is the password of the node's key."""
     log_key: str | None = None
     """Verifier key of the log, as its operator publishes it. Default: pinned from the coordinator's first answer."""
+    trainer: str = ""
+    """Address of the trainer's key of the run. Default: pinned from the coordinator's first answer. With it, and with
+    coordinator_id, run and network, a node that knows a peer joins gossip while the coordinator is gone."""
     domain: str = ""
     """Chain and court that receipts are signed for, as CHAIN:COURT. Default: pinned from the coordinator's first
     answer; none without a chain."""
@@ -202,6 +205,7 @@ class NodeConfig:
         parsers: dict[str, Any] = {
             "network": NetworkId,
             "coordinator_id": parse_address,
+            "trainer": parse_address,
             "log_key": VerifierKey.parse,
             "domain": Domain.parse,
         }
@@ -226,6 +230,8 @@ class NodeConfig:
                 f"run names {len(self.runs)} runs, and only a validator serves several, the role is {self.role}; start"
                 " one node per run, each with its own --folder"
             )
+        if len(self.runs) > 1 and self.trainer:
+            raise ConfigError("trainer is of one run, and run names several; the coordinator names their trainers")
         if self.also_audits and self.role not in (NodeRole.VALIDATOR, NodeRole.BOTH):
             raise ConfigError(f"also_audits is for validators, the role is {self.role}; leave it out")
         if len(self.runs_audited) > RUNS_SERVED_MAX:

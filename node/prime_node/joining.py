@@ -19,7 +19,7 @@ from prime_protocol.keys.chain import KeyChain, KeyFile
 from prime_protocol.ledger.entries import RunStatus
 from prime_protocol.log.tiles import KEYS_PATH
 from prime_protocol.log.tree_head import VerifierKey
-from prime_protocol.wire.ids import NetworkId, NodeId, RunId
+from prime_protocol.wire.ids import NetworkId, NodeId, RunId, parse_address
 from prime_protocol.wire.rpc import Refusal, RefusalCode
 from prime_protocol.wire.typed_data import EMBEDDED_DOMAIN, Domain
 from prime_runtime.clock import Clock, wait_until_set
@@ -210,6 +210,8 @@ class CoordinatorDiscovery:
         return trainers
 
     async def _resolve_trainer(self, config: NodeConfig, client: HttpClient) -> NodeId | None:
+        if config.trainer:
+            return parse_address(config.trainer)
         return read_trainer(config) or await self._retry(lambda: self._fetch_trainer(config, client))
 
     async def _fetch_coordinator_info(self) -> NodeConfig:

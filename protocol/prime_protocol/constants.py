@@ -860,6 +860,18 @@ GOSSIP_SEEN_MAX = 2**16
 PEER_RECORDS_MAX = 32
 """Most peer records in one answer. A node that knows this many peers is well connected."""
 
+RECENT_ANNOUNCED_MAX = 16
+RECENT_SERVING_MAX = 32
+RECENT_HEADS_MAX = 4
+RECENT_ACCUSATIONS_MAX = 4
+"""Messages of one run that a node keeps for peers that join: the newest announcements, and a sample of parents."""
+
+RECENT_FRAMES_MAX = RECENT_ANNOUNCED_MAX + RECENT_SERVING_MAX + RECENT_HEADS_MAX + RECENT_ACCUSATIONS_MAX
+
+RECENT_BYTES_MAX = 2**18
+"""Frames in one answer to a peer that joins. The usual ones take 40 kB."""
+assert RECENT_BYTES_MAX >= 8 * GOSSIP_FRAME_BYTES_MAX, "the newest announcements always fit"
+
 BOOTSTRAP_NODES = 12
 """Nodes of the run that the coordinator names to a node that starts: as many as a node dials (p2p.peers_target)."""
 

@@ -20,18 +20,16 @@ from prime_protocol.gossip.guard import GossipGuard, GossipIgnored, GossipReject
 from prime_protocol.gossip.messages import (
     RELAY_POLL,
     RELAY_PUBLISH,
-    TOPIC_KINDS,
-    GossipKind,
     ReceivedGossip,
     RelayPoll,
     RelayPollReply,
     RelayPublish,
     RelayPublishReply,
+    get_frame_kind,
     get_topic,
     open_peer_record,
 )
 from prime_protocol.ledger.entries import NodeStatus
-from prime_protocol.wire.envelope import open_envelope
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId
 from prime_protocol.wire.rpc import RefusalCode
 from prime_runtime.clock import Clock
@@ -236,11 +234,3 @@ class GossipHttp:
         if caller.run is None or caller.run not in self._members.core.state.runs:
             raise RemoteError("run", f"{caller.run} was not created here")
         return caller.run
-
-
-def get_frame_kind(frame: bytes, network: NetworkId) -> GossipKind:
-    """The kind that a message claims, by which the guard judges it."""
-    kind = open_envelope(frame, network=network).payload.kind
-    if kind not in TOPIC_KINDS:
-        raise RemoteError("frame", f"is a {kind}; shared are {', '.join(TOPIC_KINDS)}")
-    return GossipKind(kind)

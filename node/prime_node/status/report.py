@@ -43,7 +43,10 @@ P2P_OFF = P2PStatus(
     messages_refused=0,
     messages_ignored=0,
     inbox_dropped=0,
+    bytes_in=0,
+    bytes_out=0,
     restarts=0,
+    connections=(),
     last_error="",
 )
 
@@ -269,7 +272,7 @@ def describe_p2p(status: P2PStatus | None, reason: str) -> dict[str, Any]:
     facts = asdict(status or P2P_OFF)
     del facts["peer_id"]
     shown = {"is_on": status is not None, "text": _describe_gossip(status, reason), "peers": facts["connected"]}
-    return {**shown, **facts, "addresses": list(facts["addresses"])}
+    return {**shown, **facts, "addresses": list(facts["addresses"]), "connections": list(facts["connections"])}
 
 
 def _describe_gossip(status: P2PStatus | None, reason: str) -> str:

@@ -14,6 +14,7 @@ from prime_protocol.constants import (
     ANNOUNCED_REPEATED_MAX,
     GOSSIP_REPEAT_MS,
     GOSSIP_SENDERS_MAX,
+    HEAD_REPEAT_MS,
     HEADS_SAMPLE,
     SERVING_SAMPLE,
 )
@@ -61,7 +62,9 @@ class GossipSampler:
             case CheckpointAnnounced() as announced:
                 return self._is_announcement_chosen(run, announced)
             case HeadSeen():
-                return _is_drawn(gossip.digest, HEADS_SAMPLE, known_nodes)
+                # As with repeated records: in a large network a node says rarely which head it saw.
+                sample = HEADS_SAMPLE * compute_repeat_ms(GossipKind.HEAD_SEEN, known_nodes) // HEAD_REPEAT_MS
+                return _is_drawn(gossip.digest, sample, known_nodes)
             case _:
                 return True
 

@@ -31,6 +31,7 @@ from prime_protocol.constants import (
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.messages import CheckpointAnnounced, GossipKind, ReceivedGossip, decode_gossip
+from prime_protocol.gossip.recent import RecentGossip
 from prime_protocol.wire.envelope import check_time
 from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId
 from prime_protocol.wire.seen_messages import SeenMessages
@@ -145,6 +146,7 @@ class GossipGuard:
         self._senders: dict[tuple[RunId, GossipKind, NodeId], _SenderHistory] = {}
         self._seen: SeenMessages[Digest] = SeenMessages()
         """Digests of accepted frames: most copies are recognised before any signature is verified."""
+        self._recent = RecentGossip()
         self._lock = Lock()
 
     def validate(
@@ -161,6 +163,11 @@ class GossipGuard:
             except RemoteError as error:
                 return GossipRejected(str(error), is_hostile=error.field not in TOLERATED_FIELDS)
             return self._check_sender(gossip, run, now_ms) or self._admit(gossip, run, now_ms, budget)
+
+    def list_recent(self, run: RunId, now_ms: int) -> tuple[bytes, ...]:
+        """Accepted frames for a peer that joins the run, in bounds."""
+        with self._lock:
+            return self._recent.list_frames(run, now_ms)
 
     def __len__(self) -> int:
         """Senders remembered, each once for every kind and run."""
@@ -208,6 +215,7 @@ class GossipGuard:
             and not budget.take(run, gossip.kind, now_ms)
         ):
             return GossipIgnored("too many of all senders")
+        self._recent.put(run, bytes(payload.sender) + subject, gossip)
         sender.newest[subject] = (payload.sequence, payload.expires_at_ms)
         self._senders[key] = sender
         if len(self._seen) < GOSSIP_SEEN_MAX:

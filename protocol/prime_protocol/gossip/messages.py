@@ -27,6 +27,7 @@ from prime_protocol.constants import (
     PEER_RECORD_BYTES_MAX,
     PEER_RECORDS_MAX,
     PROTOCOL_VERSION,
+    RECENT_FRAMES_MAX,
     RELAY_FRAMES_MAX,
     RELAY_WAIT_MS_MAX,
     RELAYED_HEADS_PER_S,
@@ -200,6 +201,14 @@ def get_topic(network: NetworkId, run: RunId, kind: GossipKind) -> str:
     return f"/prime/{network}/{run}/{kind}"
 
 
+def get_frame_kind(frame: bytes, network: NetworkId) -> GossipKind:
+    """The kind that a frame claims, by which the guard validates it. RemoteError: it is not gossiped."""
+    kind = open_envelope(frame, network=network).payload.kind
+    if kind not in TOPIC_KINDS:
+        raise RemoteError("frame", f"is a {kind}; shared are {', '.join(TOPIC_KINDS)}")
+    return GossipKind(kind)
+
+
 def compute_repeat_ms(kind: GossipKind, known_nodes: int) -> int:
     """How long a node waits before it repeats a message. The coordinator's relay gets every repetition; gossip gets the
     share that budget.py draws."""
@@ -288,6 +297,20 @@ def _check_distinct(field: str, items: Sequence[object]) -> None:
 
 
 GossipFrame = Annotated[bytes, Size(1, GOSSIP_FRAME_BYTES_MAX)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentRequest:
+    """Node to a peer over libp2p: I join this run; what is going on in it?"""
+
+    run: RunId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecentReply:
+    """The newest messages that the peer has accepted, announcements first. Each is worth its author's signature."""
+
+    frames: Annotated[tuple[GossipFrame, ...], Size(0, RECENT_FRAMES_MAX)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

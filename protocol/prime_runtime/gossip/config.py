@@ -113,6 +113,33 @@ def _is_listen_address(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectedPeer:
+    """One open connection, for status pages."""
+
+    peer_id: str
+    node: str
+    """The address of its key."""
+    address: str
+    """IP address of the other end; of the relay where there is one."""
+    is_outbound: bool
+    """This node opened the connection."""
+    relay: str
+    """Peer id of the relay through which the connection goes; empty: it is direct."""
+    connected_ms: int
+    """How long it has been open."""
+    rtt_ms: int | None
+    """Round trip of the last ping; None before the first."""
+    bytes_in: int
+    bytes_out: int
+    """Bytes of this connection, with encryption, without TCP."""
+    in_per_s: int
+    out_per_s: int
+    """The same in a second, over about the last ten."""
+    named_by: str
+    """Who named the peer first: a peer id, `coordinator` or `saved`; empty: the settings, or it connected to us."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class P2PStatus:
     """A snapshot of the libp2p node, for status pages and metrics."""
 
@@ -136,6 +163,11 @@ class P2PStatus:
     """Known, old or excess messages that were not forwarded."""
     inbox_dropped: int
     """Accepted messages dropped from a full queue."""
+    bytes_in: int
+    bytes_out: int
+    """Bytes over all connections since the start, with encryption, without TCP."""
     restarts: int
+    connections: tuple[ConnectedPeer, ...]
+    """Longest open first."""
     last_error: str
     """The last crash of libp2p; empty if there was none."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from prime_protocol.errors import LocalError
@@ -17,7 +17,7 @@ from prime_protocol.gossip.messages import GossipKind, ReceivedGossip, get_topic
 from prime_protocol.wire.ids import NetworkId, RunId
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.clock import Clock
-from prime_runtime.gossip.config import P2PConfig, P2PStatus
+from prime_runtime.gossip.config import ConnectedPeer, P2PConfig, P2PStatus
 from prime_runtime.gossip.libp2p.peer_book import PeerLimits
 from prime_runtime.gossip.libp2p.peer_table import PeerTable
 from prime_runtime.keys import SequenceCounter
@@ -48,7 +48,10 @@ class P2PCounters:
     messages_out: int = 0
     messages_refused: int = 0
     messages_ignored: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
     addresses: tuple[str, ...] = ()
+    connections: tuple[ConnectedPeer, ...] = ()
     record: bytes = b""
     """The frame of this node's own peer record; empty if it cannot be dialled."""
     dialled: tuple[str, ...] = ()
@@ -160,10 +163,10 @@ class P2PNode:
 
     def status(self) -> P2PStatus:
         is_running = self._thread is not None and not self._thread.done.done()
-        counts = asdict(self.state.counts)
+        counts = {name: getattr(self.state.counts, name) for name in P2PCounters.__slots__}
         del counts["record"], counts["dialled"]
         if not is_running:
-            counts["connected"] = 0
+            counts["connected"], counts["connections"] = 0, ()
         return P2PStatus(
             **counts,
             is_running=is_running,

@@ -57,6 +57,7 @@ PATCHED: tuple[tuple[Any, str], ...] = (
     (libp2p.pubsub.pubsub, "RpcQueue"),
     (libp2p.pubsub.pubsub, "maybe_consume_signed_record"),
     (libp2p.pubsub.gossipsub, "maybe_consume_signed_record"),
+    (Yamux, "secured_conn"),
     (Yamux, "_read_data_body"),
     (Yamux, "stream_buffers"),
     (YamuxStream, "_auto_tune_and_send_window_update"),
@@ -132,8 +133,39 @@ def consume_new_record(message: Any, host: Any, peer: Any) -> bool:
     return bool(maybe_consume_signed_record(message, host, peer))
 
 
+NOISE_BYTES = 18
+"""What Noise adds to each piece that is written: a length and an authentication tag."""
+
+
+class CountedConnection:
+    """A secured connection that counts its bytes, and remembers when it last received some."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+        self.bytes_in = 0
+        self.bytes_out = 0
+        self.heard_s = trio.current_time()
+
+    async def read(self, n: int | None = None) -> bytes:
+        data = await self._inner.read(n)
+        self.bytes_in += len(data)
+        self.heard_s = trio.current_time()
+        return bytes(data)
+
+    async def write(self, data: bytes) -> None:
+        await self._inner.write(data)
+        self.bytes_out += len(data) + NOISE_BYTES
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+
 class GuardedYamux(Yamux):
-    """Closes the connection of a peer that ignores flow control."""
+    """Closes the connection of a peer that ignores flow control. Counts the bytes of the connection."""
+
+    def __init__(self, secured_conn: Any, *args: Any, **more: Any) -> None:
+        self.counted = CountedConnection(secured_conn)
+        super().__init__(self.counted, *args, **more)
 
     async def _read_data_body(self, length: int) -> bytes:
         if length + sum(map(len, self.stream_buffers.values())) > BUFFERED_BYTES_MAX:

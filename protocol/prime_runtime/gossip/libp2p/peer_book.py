@@ -75,6 +75,7 @@ class PeerScore:
         self.at_ms = max(self.at_ms, now_ms)
 
 
+RATE_MS = 10_000
 GROUP_BANS_MAX = 3
 SOURCE_SHARE = 8
 """One peer may name at most this part of the peers that are known ..."""
@@ -102,11 +103,30 @@ class PeerConnection:
     since_ms: int
     ping_at_ms: int
     ask_at_ms: int
+    address: str = ""
+    is_outbound: bool = False
+    relay: str = ""
+    """Peer id of the relay through which it goes; empty: it is direct."""
+    rtt_ms: int | None = None
+    bytes_in: int = 0
+    bytes_out: int = 0
+    in_per_s: float = 0.0
+    out_per_s: float = 0.0
+    counted_at_ms: int = 0
     pings_missed: int = 0
     is_pinging: bool = False
     is_asking: bool = False
     is_speaking: bool = False
     """The peer takes part in gossip."""
+
+    def count(self, bytes_in: int, bytes_out: int, now_ms: int) -> None:
+        """The bytes since it was opened. Rates are averages that fade over RATE_MS."""
+        passed_ms = now_ms - (self.counted_at_ms or self.since_ms)
+        if passed_ms > 0:
+            share = min(1.0, passed_ms / RATE_MS)
+            self.in_per_s += share * ((bytes_in - self.bytes_in) * 1000 / passed_ms - self.in_per_s)
+            self.out_per_s += share * ((bytes_out - self.bytes_out) * 1000 / passed_ms - self.out_per_s)
+        self.bytes_in, self.bytes_out, self.counted_at_ms = bytes_in, bytes_out, now_ms
 
 
 @dataclass(slots=True)

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from prime_protocol.errors import RemoteError
 from prime_protocol.wire.addresses import PeerAddress
+from prime_protocol.wire.signing import compute_peer_address
+from prime_runtime.gossip.config import ConnectedPeer
 from prime_runtime.gossip.known_peers import get_range
 from prime_runtime.gossip.libp2p.peer_book import DialTarget, KnownPeer, PeerBook, PeerConnection, PeerFault, PeerLimits
 from prime_runtime.rate_limits import address_group
@@ -21,6 +23,9 @@ ALONE_WAIT_MS_MAX = 15_000
 SILENT_MS = 30_000
 """A connected peer that does not gossip by then is dropped."""
 PINGS_MISSED_MAX = 2
+ASK_RARELY = 4
+"""A node with enough connections asks its peers for others this much more rarely. Each request costs both sides some
+milliseconds; but a record lives for five minutes, and peers know only what they were told in that time."""
 FORGET_FAILURES = 6
 """A peer is forgotten when each of its addresses has failed this often in a row: about ten minutes."""
 
@@ -64,6 +69,28 @@ class PeerTable:
     def connected(self) -> int:
         return sum(1 for peer in self._peers.values() if peer.link)
 
+    def list_connections(self, now_ms: int) -> tuple[ConnectedPeer, ...]:
+        """Longest open first."""
+        linked = [(peer.link, name, peer.source) for name, peer in self._peers.items() if peer.link]
+        linked.sort(key=lambda item: item[0].since_ms)
+        return tuple(
+            ConnectedPeer(
+                peer_id=name,
+                node=str(compute_peer_address(name)),
+                address=link.address,
+                is_outbound=link.is_outbound,
+                relay=link.relay,
+                connected_ms=now_ms - link.since_ms,
+                rtt_ms=link.rtt_ms,
+                bytes_in=link.bytes_in,
+                bytes_out=link.bytes_out,
+                in_per_s=round(link.in_per_s),
+                out_per_s=round(link.out_per_s),
+                named_by=source,
+            )
+            for link, name, source in linked
+        )
+
     def list_dialled(self) -> tuple[str, ...]:
         """The addresses at which connected peers were reached, longest connected first: worth a dial tomorrow."""
         linked = [(peer.link.since_ms, peer) for peer in self._peers.values() if peer.link]
@@ -76,7 +103,7 @@ class PeerTable:
             return [DropPeer(name, "is banned")]
         if peer.link is None:
             peer.score.group = address_group(host)
-            peer.link = PeerConnection(now_ms, now_ms + self._limits.ping_ms, now_ms)
+            peer.link = PeerConnection(now_ms, now_ms + self._limits.ping_ms, now_ms, address=host)
         return []
 
     def disconnected(self, name: str, now_ms: int) -> None:
@@ -95,6 +122,13 @@ class PeerTable:
         for name in list(self._peers):
             self._peers[name].is_dialling = False
             self.disconnected(name, now_ms)
+
+    def heard(self, name: str, at_ms: int) -> None:
+        """Bytes came from the peer at that time: no ping is needed to know that it is there. The first is for the time
+        that it takes."""
+        link = peer.link if (peer := self._peers.get(name)) else None
+        if link is not None and not link.is_pinging and link.rtt_ms is not None:
+            link.ping_at_ms = max(link.ping_at_ms, at_ms + self._limits.ping_ms)
 
     def speaking(self, name: str) -> None:
         """The peer has started to gossip."""
@@ -116,7 +150,7 @@ class PeerTable:
         if is_hopeless and peer.link is None and not peer.score.is_banned(now_ms):
             self.book.forget(name)
 
-    def pinged(self, name: str, *, is_answered: bool, now_ms: int) -> list[PeerEffect]:
+    def pinged(self, name: str, *, is_answered: bool, now_ms: int, rtt_ms: int | None = None) -> list[PeerEffect]:
         peer = self._peers.get(name)
         if peer is None or peer.link is None:
             return []
@@ -124,6 +158,7 @@ class PeerTable:
         link.is_pinging = False
         link.ping_at_ms = now_ms + self._limits.ping_ms
         link.pings_missed = 0 if is_answered else link.pings_missed + 1
+        link.rtt_ms = rtt_ms if is_answered else link.rtt_ms
         if link.pings_missed >= PINGS_MISSED_MAX:
             return [DropPeer(name, f"did not answer {link.pings_missed} pings")]
         if not is_answered:
@@ -134,7 +169,8 @@ class PeerTable:
         peer = self._peers.get(name)
         if peer is not None and peer.link is not None:
             peer.link.is_asking = False
-            peer.link.ask_at_ms = now_ms + self._limits.ask_ms
+            is_enough = self.connected >= self._limits.target
+            peer.link.ask_at_ms = now_ms + self._limits.ask_ms * (ASK_RARELY if is_enough else 1)
 
     def behaved(self, name: str, now_ms: int) -> None:
         """The peer sent a new valid message."""

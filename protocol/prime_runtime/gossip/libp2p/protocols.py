@@ -1,12 +1,13 @@
-"""The protocols on one libp2p host: GossipSub 1.1 and peer exchange.
+"""The protocols on one libp2p host: GossipSub 1.1, and requests for peers and for recent gossip.
 
 GossipSub validates each message with the pure GossipGuard before forwarding it. The reasons for its settings are in
-docs/decisions/0004-libp2p-behind-a-guard.md. Peer exchange (`/prime/peers/1`, docs/protocol/gossip.md) is one request
-and one answer, each with a length of four bytes.
+docs/decisions/0004-libp2p-behind-a-guard.md. Peer exchange (`/prime/peers/1`) and recent gossip (`/prime/recent/1`), in
+docs/protocol/gossip.md, are one request and one answer, each with a length of four bytes.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 from libp2p.custom_types import TProtocol
@@ -20,10 +21,20 @@ from prime_protocol.constants import (
     GOSSIP_MESH_MIN,
     PEER_RECORD_BYTES_MAX,
     PEER_RECORDS_MAX,
+    RECENT_BYTES_MAX,
+    RECENT_FRAMES_MAX,
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.guard import GossipAccepted, GossipBudget, GossipGuard, GossipIgnored, GossipRejected
-from prime_protocol.gossip.messages import TOPIC_KINDS, PeersReply, PeersRequest, ReceivedGossip, get_topic
+from prime_protocol.gossip.messages import (
+    TOPIC_KINDS,
+    PeersReply,
+    PeersRequest,
+    ReceivedGossip,
+    RecentReply,
+    RecentRequest,
+    get_topic,
+)
 from prime_protocol.wire.codec import decode, encode
 from prime_protocol.wire.ids import NetworkId, RunId
 from prime_runtime.gossip.libp2p.patches import QUEUE_MAX, GuardedPubsub, ReportFault
@@ -122,9 +133,10 @@ class GossipSubService:
         return validate
 
 
-EXCHANGE_PROTOCOL = TProtocol("/prime/peers/1")
 WANTED_BYTES_MAX = PEER_RECORD_BYTES_MAX + 64
 KNOWN_BYTES_MAX = PEER_RECORDS_MAX * (PEER_RECORD_BYTES_MAX + 5) + 64
+RUN_BYTES_MAX = 256
+FRAMING_BYTES = 8 * RECENT_FRAMES_MAX + 64
 LENGTH_BYTES = 4
 EXCHANGE_S = 5.0
 CLOSE_S = 1.0
@@ -136,45 +148,73 @@ STREAM_FAILURES = (BaseLibp2pError, OSError, trio.TooSlowError)
 HARMLESS_FIELDS = frozenset({"Payload.expires_at_ms", "Payload.issued_at_ms", "Payload.version"})
 """Errors of an honest peer: a delayed record, a wrong clock, a newer version."""
 
-AnswerPeersWanted = Callable[[str, PeersRequest], PeersReply]
-"""Takes the peer id and the request. RemoteError: the request is invalid."""
-
 
 def is_hostile(error: RemoteError) -> bool:
     return error.field not in HARMLESS_FIELDS
 
 
-class PeerExchange:
-    """Sends and answers requests for peers on one host."""
+Question = TypeVar("Question")
+Answer = TypeVar("Answer")
 
-    def __init__(self, host: Any, *, answer: AnswerPeersWanted, now_ms: Callable[[], int], blame: ReportFault) -> None:
+
+@dataclass(frozen=True, slots=True)
+class PeerEndpoint(Generic[Question, Answer]):
+    """One request and one answer between two peers."""
+
+    protocol: str
+    question: type[Question]
+    question_bytes_max: int
+    answer: type[Answer]
+    answer_bytes_max: int
+
+
+PEERS = PeerEndpoint("/prime/peers/1", PeersRequest, WANTED_BYTES_MAX, PeersReply, KNOWN_BYTES_MAX)
+RECENT = PeerEndpoint("/prime/recent/1", RecentRequest, RUN_BYTES_MAX, RecentReply, RECENT_BYTES_MAX + FRAMING_BYTES)
+
+
+class PeerRequests(Generic[Question, Answer]):
+    """Sends and answers the requests of one endpoint on one host."""
+
+    def __init__(
+        self,
+        host: Any,
+        endpoint: PeerEndpoint[Question, Answer],
+        *,
+        answer: Callable[[str, Question], Answer],
+        now_ms: Callable[[], int],
+        blame: ReportFault,
+    ) -> None:
+        """`answer` takes the peer id and the request. RemoteError: the request is invalid."""
         self._host = host
+        self._endpoint = endpoint
         self._answer = answer
         self._now_ms = now_ms
         self._blame = blame
         self._askers = TokenBuckets(ASKER_RATE, keys_max=ASKERS_MAX)
-        host.set_stream_handler(EXCHANGE_PROTOCOL, self._serve)
+        host.set_stream_handler(TProtocol(endpoint.protocol), self._serve)
 
-    async def ask(self, peer: Any, record: bytes) -> PeersReply:
+    async def ask(self, peer: Any, question: Question) -> Answer:
         """The answer of a peer. RemoteError: it broke the protocol. STREAM_FAILURES: no answer."""
+        endpoint = self._endpoint
         with trio.fail_after(EXCHANGE_S):
-            stream = await self._host.new_stream(peer, [EXCHANGE_PROTOCOL])
+            stream = await self._host.new_stream(peer, [TProtocol(endpoint.protocol)])
             try:
-                await _write_message(stream, encode(PeersRequest(record=record)))
-                return decode(PeersReply, await _read_message(stream, KNOWN_BYTES_MAX))
+                await _write_message(stream, encode(question))
+                return decode(endpoint.answer, await _read_message(stream, endpoint.answer_bytes_max))
             finally:
                 await _close_stream(stream)
 
     async def _serve(self, stream: Any) -> None:
         """InboundGuard resets the stream on any error."""
         peer = str(stream.muxed_conn.peer_id)
+        endpoint = self._endpoint
         if self._askers.take(peer, self._now_ms()):
             self._blame(peer, PeerFault.FLOOD)
             await stream.reset()
             return
         try:
             with trio.fail_after(EXCHANGE_S):
-                wanted = decode(PeersRequest, await _read_message(stream, WANTED_BYTES_MAX))
+                wanted = decode(endpoint.question, await _read_message(stream, endpoint.question_bytes_max))
                 await _write_message(stream, encode(self._answer(peer, wanted)))
                 await stream.close()
         except RemoteError as error:

@@ -5,6 +5,7 @@ State that survives a crash (peer table, guard, counters) is in P2PState.
 
 import logging
 from collections.abc import Callable, Iterable
+from itertools import count
 from typing import Any, assert_never
 
 import trio
@@ -16,11 +17,16 @@ from multiaddr import Multiaddr
 
 from prime_protocol.constants import GOSSIP_LIFE_MS, PEER_RECORDS_MAX
 from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.guard import GossipAccepted, GossipRejected
 from prime_protocol.gossip.messages import (
     PeerRecord,
     PeersReply,
     PeersRequest,
     ReceivedGossip,
+    RecentReply,
+    RecentRequest,
+    get_frame_kind,
+    get_topic,
     open_peer_record,
     seal_gossip,
 )
@@ -45,11 +51,22 @@ from prime_runtime.gossip.libp2p.peer_table import (
     PingPeer,
     parse_peer_address,
 )
-from prime_runtime.gossip.libp2p.protocols import STREAM_FAILURES, GossipSubService, PeerExchange, is_hostile
+from prime_runtime.gossip.libp2p.protocols import (
+    PEERS,
+    RECENT,
+    STREAM_FAILURES,
+    GossipSubService,
+    PeerRequests,
+    is_hostile,
+)
 from prime_runtime.rate_limits import RateLimitedLogger
 
 TICK_S = 0.25
 """Interval of the peer table: a node that lost all its peers dials again within this time."""
+COUNT_TICKS = 4
+"""Traffic is counted once a second."""
+RECENT_ASKED = 3
+"""Peers asked for recent gossip at the start: one may know nothing, and one may withhold it."""
 PING_MS_MIN, PING_MS_MAX = 1_000, 10_000
 """Bounds of the timeout of a ping; between them it equals the ping interval."""
 
@@ -77,7 +94,11 @@ class P2PSession(INotifee):
         )
         self.host = make_host(state.key, config, inbound)
         self.gossiping = GossipSubService(self.host, state.network, state.guard, self, now_ms=state.clock.now_ms)
-        self._exchange = PeerExchange(self.host, answer=self._answer, now_ms=self._now_ms, blame=self.blame)
+        how: Any = {"now_ms": self._now_ms, "blame": self.blame}
+        self._exchange = PeerRequests(self.host, PEERS, answer=self._answer, **how)
+        self._recent = PeerRequests(self.host, RECENT, answer=self._answer_recent, **how)
+        self._recent_asked = 0
+        """Peers that were asked for recent gossip since this node was last alone."""
         self._pings = PingService(self.host)
 
     async def main(self, ready: Callable[[], None], stopping: trio.Event) -> None:
@@ -140,6 +161,8 @@ class P2PSession(INotifee):
         peer = str(conn.muxed_conn.peer_id)
         remote = conn.muxed_conn.get_remote_address()
         self._carry_out(self._table.connected_to(peer, remote[0] if remote else "", self._now_ms()))
+        if (known := self._table.book.peers.get(peer)) and known.link:
+            known.link.is_outbound = bool(conn.muxed_conn.is_initiator)
         self._count()
 
     async def disconnected(self, network: Any, conn: Any) -> None:
@@ -147,6 +170,8 @@ class P2PSession(INotifee):
         if any(not other.is_closed for other in network.get_connections(peer_id) if other is not conn):
             return
         self._table.disconnected(str(peer_id), self._now_ms())
+        if not self._table.connected:
+            self._recent_asked = 0
         # Without this the library keeps a record of every key it has ever met.
         if self.host.get_peerstore().has_peer(peer_id):
             self.host.get_peerstore().clear_peerdata(peer_id)
@@ -163,12 +188,28 @@ class P2PSession(INotifee):
     # --- Decided by the peer table ---
 
     async def _tick(self) -> None:
-        while True:
+        for number in count():
             for peer in self.gossiping.list_gossiping_peers():
                 self._table.speaking(peer)
+            if number % COUNT_TICKS == 0:
+                self._count_traffic()
+                self._count()
             self._carry_out(self._table.tick(self._now_ms()))
-            self._count()
             await trio.sleep(TICK_S)
+
+    def _count_traffic(self) -> None:
+        now_ms, now_s = self._now_ms(), trio.current_time()
+        counts = self._state.counts
+        for conn in self.host.get_network().get_connections():
+            name, counted = str(conn.muxed_conn.peer_id), conn.muxed_conn.counted
+            self._table.heard(name, now_ms - round((now_s - counted.heard_s) * 1000))
+            known = self._table.book.peers.get(name)
+            if known is not None and known.link is not None:
+                before = known.link.bytes_in, known.link.bytes_out
+                known.link.count(counted.bytes_in, counted.bytes_out, now_ms)
+                counts.bytes_in += max(0, counted.bytes_in - before[0])
+                counts.bytes_out += max(0, counted.bytes_out - before[1])
+        counts.connections = self._table.list_connections(now_ms)
 
     def _carry_out(self, effects: Iterable[PeerEffect]) -> None:
         if self._nursery is None:
@@ -213,20 +254,27 @@ class P2PSession(INotifee):
         self._count()
 
     async def _ping(self, ping: PingPeer) -> None:
-        is_answered = False
+        is_answered, asked_s = False, trio.current_time()
         limit_ms = min(PING_MS_MAX, max(PING_MS_MIN, self._state.config.ping_ms))
         try:
             with trio.move_on_after(limit_ms / 1000):
                 await self._pings.ping(ID.from_base58(ping.peer), 1)
                 is_answered = True
         finally:
-            self._carry_out(self._table.pinged(ping.peer, is_answered=is_answered, now_ms=self._now_ms()))
+            rtt_ms = round((trio.current_time() - asked_s) * 1000)
+            self._carry_out(
+                self._table.pinged(ping.peer, is_answered=is_answered, now_ms=self._now_ms(), rtt_ms=rtt_ms)
+            )
 
     async def _ask(self, ask: AskPeer) -> None:
         try:
-            known = await self._exchange.ask(ID.from_base58(ask.peer), self._get_own_record())
+            known = await self._exchange.ask(ID.from_base58(ask.peer), PeersRequest(record=self._get_own_record()))
             for record in known.records:
                 self._learn(record, ask.peer)
+            if self._recent_asked < RECENT_ASKED:
+                self._recent_asked += 1
+                for run in tuple(self._state.runs):
+                    await self._ask_recent(ask.peer, run)
         except STREAM_FAILURES as error:
             log.debug("no answer from %s: %r", ask.peer, error)
         except RemoteError as error:
@@ -235,6 +283,24 @@ class P2PSession(INotifee):
         finally:
             self._table.asked(ask.peer, self._now_ms())
             self._count()
+
+    async def _ask_recent(self, peer: str, run: RunId) -> None:
+        """What the run's nodes said before this one joined. It is not forwarded: its neighbours have it."""
+        reply = await self._recent.ask(ID.from_base58(peer), RecentRequest(run=run))
+        for frame in reply.frames:
+            name = get_topic(self._state.network, run, get_frame_kind(frame, self._state.network))
+            verdict = self._state.guard.validate(name, frame, run=run, now_ms=self._state.clock.now_ms())
+            if isinstance(verdict, GossipAccepted):
+                self.accepted(verdict.gossip, peer)
+            elif isinstance(verdict, GossipRejected):
+                self.refused(peer, is_hostile=verdict.is_hostile)
+            else:
+                self.ignored()
+
+    def _answer_recent(self, asker: str, wanted: RecentRequest) -> RecentReply:
+        if wanted.run not in self._state.runs:
+            return RecentReply(frames=())
+        return RecentReply(frames=self._state.guard.list_recent(wanted.run, self._state.clock.now_ms()))
 
     def _answer(self, asker: str, wanted: PeersRequest) -> PeersReply:
         if wanted.record:

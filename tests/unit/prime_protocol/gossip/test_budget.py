@@ -10,6 +10,7 @@ from prime_protocol.constants import (
     GOSSIP_LIFE_MS,
     GOSSIP_REPEAT_MS,
     GOSSIP_SENDERS_MAX,
+    HEAD_REPEAT_MS,
     HEADS_SAMPLE,
     SERVING_ACCEPTED_BURST,
     SERVING_ACCEPTED_PER_S,
@@ -110,8 +111,11 @@ def test_a_node_that_stops_says_so_to_those_who_may_have_its_record() -> None:
 def test_heads_are_a_sample_too_and_accusations_all_go() -> None:
     ours = GossipSampler()
     heads = [replace(record_of(number), message=head_seen()) for number in range(4_000)]
-    chosen = sum(ours.is_chosen(head, known_nodes=1_000, now_ms=NOW_MS) for head in heads)
-    assert 2 * HEADS_SAMPLE < chosen < 8 * HEADS_SAMPLE
+    for nodes in (100, 1_000, 10_000):
+        chosen = sum(ours.is_chosen(head, known_nodes=nodes, now_ms=NOW_MS) for head in heads)
+        said_s = len(heads) / nodes * compute_repeat_ms(HEAD_SEEN, nodes) / 1000
+        expected = HEADS_SAMPLE * 1000 * said_s / HEAD_REPEAT_MS
+        assert expected / 2 < chosen < 2 * expected, f"{chosen} in {said_s} s with {nodes} nodes"
     assert ours.is_chosen(heads[0], known_nodes=0, now_ms=NOW_MS), "who does not know of others sends all"
     assert ours.is_chosen(replace(RECORD, message=accusation()), known_nodes=10**9, now_ms=NOW_MS)
 

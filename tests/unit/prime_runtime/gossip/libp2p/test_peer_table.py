@@ -18,6 +18,7 @@ from prime_runtime.gossip.libp2p.peer_book import (
 )
 from prime_runtime.gossip.libp2p.peer_table import (
     ALONE_WAIT_MS_MAX,
+    ASK_RARELY,
     DIAL_WAIT_MS,
     DIAL_WAIT_MS_MAX,
     FORGET_FAILURES,
@@ -175,7 +176,7 @@ def test_a_full_table_takes_a_newcomer_only_for_one_that_fails() -> None:
 
 
 def test_a_connected_peer_is_pinged_and_asked_when_due() -> None:
-    ours = table(target=1)
+    ours = table(target=2)
     connect(ours, 2)
     assert ours.tick(0) == [AskPeer(peer(2))]
     assert ours.tick(1) == [], "it is being asked"
@@ -184,6 +185,43 @@ def test_a_connected_peer_is_pinged_and_asked_when_due() -> None:
     assert ours.pinged(peer(2), is_answered=True, now_ms=1_010) == []
     assert ours.tick(1_020) == []
     assert set(ours.tick(10 + LIMITS.ask_ms)) == {AskPeer(peer(2)), PingPeer(peer(2))}
+
+
+def test_a_node_with_enough_peers_asks_them_rarely() -> None:
+    ours = table(target=1)
+    connect(ours, 2)
+    ours.tick(0)
+    ours.asked(peer(2), 0)
+    ours.heard(peer(2), 10**6)
+    assert AskPeer(peer(2)) not in ours.tick(LIMITS.ask_ms)
+    assert AskPeer(peer(2)) in ours.tick(ASK_RARELY * LIMITS.ask_ms)
+
+
+def test_a_peer_that_is_heard_needs_no_ping_but_the_first() -> None:
+    ours = table(target=1)
+    connect(ours, 2)
+    ours.heard(peer(2), 999)
+    assert PingPeer(peer(2)) in ours.tick(LIMITS.ping_ms), "it tells how far away the peer is"
+    ours.pinged(peer(2), is_answered=True, now_ms=LIMITS.ping_ms, rtt_ms=7)
+    ours.heard(peer(2), LIMITS.ping_ms + 900)
+    assert PingPeer(peer(2)) not in ours.tick(2 * LIMITS.ping_ms)
+    assert PingPeer(peer(2)) in ours.tick(2 * LIMITS.ping_ms + 900), "a frozen peer is not heard"
+
+
+def test_an_owner_sees_who_is_connected_how_far_and_at_what_rate() -> None:
+    ours = table()
+    assert ours.book.learn((PeerAddress.parse(address(2)),), record=b"", until_ms=0, now_ms=0, source="saved")
+    connect(ours, 2, now_ms=1_000)
+    link = ours.book.peers[peer(2)].link
+    assert link is not None
+    link.count(20_000, 5_000, 11_000)
+    link.count(22_000, 5_500, 12_000)
+    ours.pinged(peer(2), is_answered=True, now_ms=5_000, rtt_ms=31)
+    (shown,) = ours.list_connections(13_000)
+    assert (shown.peer_id, shown.node, shown.address) == (peer(2), str(wallet(2).node), "203.0.113.2")
+    assert (shown.connected_ms, shown.rtt_ms, shown.named_by, shown.relay) == (12_000, 31, "saved", "")
+    assert (shown.bytes_in, shown.bytes_out) == (22_000, 5_500)
+    assert (shown.in_per_s, shown.out_per_s) == (2_000, 500)
 
 
 def test_who_misses_two_pings_is_dropped() -> None:
