@@ -238,6 +238,11 @@ class Swarm:
             await weights.fetcher.close()
         self._daily_upload.save(self.slots.sent_today(self._clock.now_ms()))
 
+    def find_depth(self, node: NodeId) -> int | None:
+        """Where a node says it is in the broadcast tree of any of the runs; None: it serves no weights."""
+        found = (each.directory.get(node) for each in self.runs.values())
+        return next((record.serving.depth for record in found if record is not None), None)
+
     def handle_gossip(self, gossip: ReceivedGossip) -> None:
         """A message that passed the guard, by whichever transport it came."""
         if isinstance(gossip.message, HeadSeen):

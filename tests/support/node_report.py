@@ -133,7 +133,7 @@ REPORT: dict[str, Any] = {
     },
     "audits": {"done": 0, "committed": 0, "inspected": 0, "ruled": 0, "open": []},
     "jobs": {"counts": {"credited": 1}, "last": [JOB]},
-    "p2p": {"is_on": False, "text": "off: p2p.enabled is false", "peers": 0, "addresses": []},
+    "p2p": {"is_on": False, "text": "off: p2p.enabled is off", "peers": 0, "addresses": [], "connections": []},
     "serving": {"urls": [], "text": "outbound only", "depth": 0, "nodes_known": 1, "nodes_in_run": 2},
     "weights": {
         "wanted": None,

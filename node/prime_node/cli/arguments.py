@@ -116,6 +116,13 @@ def _add_lifecycle(commands: Group, settings: SettingsHelp) -> None:
 def _add_inspection(commands: Group, settings: SettingsHelp) -> None:
     status = _command(commands, "status", "status:show_status", "show what the running node is doing", has_json=True)
     status.add_argument("--watch", action="store_true", help="refresh the whole screen every second, until interrupted")
+    _command(
+        commands,
+        "peers",
+        "peers:show_peers",
+        "list the nodes connected over libp2p: how far, at what rates, through which relay",
+        has_json=True,
+    )
     rollouts = _command(
         commands,
         "rollouts",

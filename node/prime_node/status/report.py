@@ -4,6 +4,7 @@ It is read from a running daemon and changes nothing there. Scripts read its fie
 """
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -20,7 +21,7 @@ from prime_node.storage.journal import DIGESTS, JobRecord, Journal
 from prime_node.weights.checkpoints import TransferStatus
 from prime_protocol.constants import PROTOCOL_VERSION
 from prime_protocol.ledger.entries import RulesChanged
-from prime_protocol.wire.ids import friendly_name
+from prime_protocol.wire.ids import NodeId, friendly_name
 from prime_protocol.wire.messages import NodeActivity
 from prime_protocol.wire.signing import WalletKey
 from prime_runtime.gossip.config import P2PStatus
@@ -85,7 +86,7 @@ def make_report(daemon: Daemon, process: ProcessInfo, *, now_ms: int) -> dict[st
         "owner": {**process.enforcer.describe(), "hold": daemon.work.holds.reason},
         "gpus": process.enforcer.describe_gpus(),
         **_describe_work(daemon.work),
-        "p2p": describe_p2p(swarm.libp2p.status(), swarm.libp2p.reason),
+        "p2p": describe_p2p(swarm.libp2p.status(), swarm.libp2p.reason, swarm.find_depth),
         "serving": {
             "urls": list(swarm.urls),
             "text": swarm.reach.describe(),
@@ -267,12 +268,16 @@ def describe_record(record: JobRecord) -> dict[str, Any]:
 # --- Swarm ----------------------------------------------------------------------------------------------------------
 
 
-def describe_p2p(status: P2PStatus | None, reason: str) -> dict[str, Any]:
-    """`reason` is why libp2p is off. The fields are the same then, and empty."""
+def describe_p2p(
+    status: P2PStatus | None, reason: str, find_depth: Callable[[NodeId], int | None] = lambda node: None
+) -> dict[str, Any]:
+    """`reason` is why libp2p is off. The fields are the same then, and empty. `find_depth`: where a node says it is in
+    the broadcast tree; None where it serves no weights."""
     facts = asdict(status or P2P_OFF)
+    connections = [{**each, "depth": find_depth(NodeId.parse(each["node"]))} for each in facts["connections"]]
     del facts["peer_id"]
     shown = {"is_on": status is not None, "text": _describe_gossip(status, reason), "peers": facts["connected"]}
-    return {**shown, **facts, "addresses": list(facts["addresses"]), "connections": list(facts["connections"])}
+    return {**shown, **facts, "addresses": list(facts["addresses"]), "connections": connections}
 
 
 def _describe_gossip(status: P2PStatus | None, reason: str) -> str:
