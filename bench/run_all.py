@@ -32,6 +32,7 @@ BENCHMARKS = [
     "shardcast",
     "shaped_links",
     "broadcast",
+    "gossip",
     "engine",
     "utilisation",
     "audit",

@@ -242,29 +242,32 @@ def draw_lineage(lineage: Sequence[LineageRow], step: int) -> Markup:
 # --- The network ------------------------------------------------------------------------------------------------------
 
 
+LABELLED_MAX = 60
+"""Nodes up to which a drawing of the network names every node."""
+
+
 def draw_network(serving: Sequence[ServingNode], newest: str | None) -> Markup:
-    """Serving nodes in rows by depth, with lines to the nodes that sent them most of the weights."""
+    """Serving nodes in rows by depth, with lines to the nodes that sent them most of the weights. In a small network
+    each has its name and the bytes that it passed on below it."""
+    drawn = sorted(serving, key=lambda each: (each.depth, each.node))[:NETWORK_NODES_DRAWN]
+    is_labelled = len(drawn) <= LABELLED_MAX
+    step_x, step_y, per_line = (152, 62, 4) if is_labelled else (26, 26, 24)
     levels: dict[int, list[ServingNode]] = {}
-    for node in sorted(serving, key=lambda each: (each.depth, each.node))[:NETWORK_NODES_DRAWN]:
+    for node in drawn:
         levels.setdefault(node.depth, []).append(node)
     parts, places, top = [], dict[str, tuple[float, float]](), 10.0
     for depth in sorted(levels):
-        row = levels[depth]
-        per_line = 24
+        row = sorted(levels[depth], key=lambda node: _get_parents_x(node, places))  # fewer lines cross
         parts.append(_text(0, top + 14, "origin" if depth == 0 else f"depth {depth}", "label"))
         for place, node in enumerate(row):
-            x = 90 + (place % per_line) * 26
-            y = top + 10 + place // per_line * 26
+            x = (140 if is_labelled else 90) + (place % per_line) * step_x
+            y = top + 10 + place // per_line * step_y
             places[node.node] = x, y
-            has_newest = newest in node.manifests
-            css = "peer ahead" if has_newest else "peer"
-            state = "has the newest weights" if has_newest else "does not serve the newest weights yet"
-            words = escape(f"{show_name(node.node)}: {state}, {node.slots_free} free slots")
-            parts.append(
-                f'<a href="/nodes/{escape(node.node)}"><circle cx="{x}" cy="{y:.1f}" r="9" class="{css}">'
-                f"<title>{words}</title></circle></a>"
-            )
-        top += 26 * (1 + (len(row) - 1) // per_line) + 22
+            parts.append(_draw_peer(node, x, y, newest, [each for each in node.parents if each in places]))
+            if is_labelled:
+                parts.append(_text(x, y + 22, show_name(node.node), "name", "middle"))
+                parts.append(_text(x, y + 35, f"{format_bytes(node.sent_bytes)} sent", "label", "middle"))
+        top += step_y * (1 + (len(row) - 1) // per_line) + 22
     lines = [
         f'<line x1="{x:.0f}" y1="{y:.1f}" x2="{places[parent][0]:.0f}" y2="{places[parent][1]:.1f}" class="edge"/>'
         for node in serving
@@ -275,6 +278,23 @@ def draw_network(serving: Sequence[ServingNode], newest: str | None) -> Markup:
     ]
     return _svg(
         WIDTH, int(top), f"{len(serving)} nodes that serve weights, by depth", lines + parts, "network", has_links=True
+    )
+
+
+def _get_parents_x(node: ServingNode, places: Mapping[str, tuple[float, float]]) -> float:
+    found = [places[parent][0] for parent in node.parents if parent in places]
+    return sum(found) / len(found) if found else WIDTH
+
+
+def _draw_peer(node: ServingNode, x: float, y: float, newest: str | None, parents: Sequence[str]) -> str:
+    has_newest = newest in node.manifests
+    css = "peer ahead" if has_newest else "peer"
+    state = "has the newest weights" if has_newest else "does not serve the newest weights yet"
+    sources = f", weights from {', '.join(map(show_name, parents))}" if parents else ""
+    words = escape(f"{show_name(node.node)}: {state}, {node.slots_free} free slots{sources}")
+    return (
+        f'<a href="/nodes/{escape(node.node)}"><circle cx="{x}" cy="{y:.1f}" r="9" class="{css}">'
+        f"<title>{words}</title></circle></a>"
     )
 
 

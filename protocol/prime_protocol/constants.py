@@ -820,6 +820,35 @@ sends. A key is free, so limits for each sender do not bound a flood."""
 GOSSIP_MESH, GOSSIP_MESH_MIN, GOSSIP_MESH_MAX = 4, 3, 6
 """Neighbours to which a node forwards every message of a topic: wanted, fewest and most. Each costs a copy."""
 
+GOSSIP_CORE_SHARE_MAX = 0.02
+GOSSIP_BYTES_PER_S_MAX = 20_000
+"""What gossip may cost a node in a network of any size: share of one core, and bytes in and out."""
+
+GOSSIP_IDLE_MICROS_PER_S, GOSSIP_IDLE_BYTES_PER_S = 8_000, 5_000
+GOSSIP_MESSAGE_MICROS, GOSSIP_MESSAGE_BYTES = 4_000, 10_000
+"""CPU and bytes of a node with 14 connections, in a second and for each message, copies and control messages included.
+bench/gossip.py measured 5,900 and 3,970, 2,860 and 7,900 with 60 nodes; the rest is reserve."""
+
+GOSSIP_STEP_MS = 60_000
+"""Shortest time between two checkpoints for which the budget holds. Each gives a keyframe and a delta."""
+
+GOSSIP_MILLIMESSAGES_PER_S = (
+    SERVING_SAMPLE * (1_000_000 // GOSSIP_STEP_MS + 1_000_000 // GOSSIP_REPEAT_MS)
+    + (HEADS_SAMPLE + 1) * (1_000_000 // HEAD_REPEAT_MS)
+    + (ANNOUNCED_REPEATED_MAX * 1_000_000 // GOSSIP_REPEAT_MS + 2_000_000 // GOSSIP_STEP_MS)
+)
+"""Messages that a node receives in 1,000 s at most, while all are honest."""
+
+assert GOSSIP_IDLE_MICROS_PER_S + GOSSIP_MILLIMESSAGES_PER_S * GOSSIP_MESSAGE_MICROS // 1000 <= (
+    GOSSIP_CORE_SHARE_MAX * 1_000_000
+), "gossip costs more CPU than its budget"
+assert GOSSIP_IDLE_BYTES_PER_S + GOSSIP_MILLIMESSAGES_PER_S * GOSSIP_MESSAGE_BYTES // 1000 <= GOSSIP_BYTES_PER_S_MAX, (
+    "gossip costs more bandwidth than its budget"
+)
+assert GOSSIP_IDLE_MICROS_PER_S + GOSSIP_MESSAGE_MICROS * (
+    SERVING_ACCEPTED_PER_S + HEADS_ACCEPTED_PER_S + ACCUSATIONS_ACCEPTED_PER_S
+) <= (GOSSIP_CORE_SHARE_MAX * 1_000_000), "a flood of records costs more CPU than the budget"
+
 ANNOUNCED_BURST = 256
 ANNOUNCED_SENDER_PER_S = 1.0
 """Announcements of one trainer that are passed on. One with hundreds of manifests names them all when it comes back."""

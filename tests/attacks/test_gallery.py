@@ -10,6 +10,7 @@ from prime_lab.attacks.catalog import (
     COORDINATOR_ATTACKS,
     ENGINE_ATTACKS,
     FILE_ATTACKS,
+    GOSSIP_ATTACKS,
     GROUND_DRAW,
     JUDGEMENT_ATTACKS,
     LEDGER_ATTACKS,
@@ -24,6 +25,7 @@ from prime_lab.attacks.catalog import (
 from prime_lab.attacks.coordinator.forged_logs import FORGED_LOGS
 from prime_lab.attacks.flood_attacks import FLOODS
 from prime_lab.attacks.forged_files import FILE_FORGERS
+from prime_lab.attacks.gossip_attacks import GOSSIP_SCENARIOS, attack_gossip
 from prime_lab.attacks.judgement_attacks import JUDGEMENT_SCENARIOS
 from prime_lab.attacks.ledger_attacks import LEDGER_SCENARIOS
 from prime_lab.attacks.relay_attacks import RELAY_BEHAVIORS
@@ -45,7 +47,13 @@ def test_every_attack_has_a_program_and_no_program_is_left_out() -> None:
     assert {attack.name for attack in RELAY_ATTACKS} == RELAY_BEHAVIORS.keys()
     assert {attack.name for attack in COORDINATOR_ATTACKS} == FORGED_LOGS.keys()
     assert {attack.name for attack in STRANGER_ATTACKS} == FLOODS.keys()
-    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 121
+    assert {attack.name for attack in GOSSIP_ATTACKS} == GOSSIP_SCENARIOS.keys()
+    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 124
+
+
+def test_free_keys_gain_nothing_against_gossip() -> None:
+    for attack, outcome in attack_gossip():
+        assert outcome.is_as_listed(attack), f"{attack.name}: {outcome.reason}"
 
 
 def test_no_verdict_or_finding_makes_the_coordinator_delete_a_file_that_is_still_judged(tmp_path: Path) -> None:

@@ -425,6 +425,33 @@ STRANGER_ATTACKS = (
         gains="a say in what is drawn from a root",
     ),
 )
+GOSSIP_ATTACKS = (
+    _attack(
+        Attacker.STRANGER,
+        "eclipse",
+        "names hundreds of its keys as peers, at the addresses of one provider",
+        REFUSED,
+        "address_range",
+        gains="a node that hears only the attacker",
+    ),
+    _attack(
+        Attacker.STRANGER,
+        "crowded-bootstrap",
+        "registers many nodes of one owner, so that the coordinator names them to newcomers",
+        REFUSED,
+        "owner",
+        gains="newcomers that know only the attacker",
+    ),
+    _attack(
+        Attacker.STRANGER,
+        "record-flood",
+        "sends valid serving records of fresh keys without end",
+        REFUSED,
+        "budget",
+        gains="CPU of every node of the run",
+    ),
+)
+"""Against gossip over libp2p, at the decisions of a node and of the coordinator."""
 CROSS_RUN = _worker(
     "cross-run-reputation",
     "earns a good name in a cheap run and takes it to an expensive one",
@@ -460,4 +487,5 @@ ALL_ATTACKS = (
     EXPIRED_EVIDENCE,
     *KEY_ATTACKS,
     *STRANGER_ATTACKS,
+    *GOSSIP_ATTACKS,
 )

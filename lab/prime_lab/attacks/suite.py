@@ -19,6 +19,7 @@ from prime_lab.attacks.coordinator.restores import attack_restores
 from prime_lab.attacks.coordinator.rules import attack_rules
 from prime_lab.attacks.detection import COMMON_SLOTS
 from prime_lab.attacks.flood_attacks import attack_intake
+from prime_lab.attacks.gossip_attacks import attack_gossip
 from prime_lab.attacks.harness import (
     HarnessConfig,
     attack_with_engines,
@@ -130,8 +131,8 @@ async def run_small(folder: Path, report_progress: Progress) -> SuiteSummary:
     forged_logs = chain(attack_logs(), attack_draws(), attack_rules(), attack_restores(), attack_keys())
     for attack, outcome in chain(honest_logs, forged_logs):
         add_result(summary, attack, outcome)
-    report_progress("strangers: filling the log, in virtual time; validators: files that go too early")
-    for attack, outcome in chain(attack_intake(), attack_retention(folder / "retention")):
+    report_progress("strangers: filling the log and gossip, in virtual time; validators: files that go too early")
+    for attack, outcome in chain(attack_intake(), attack_gossip(), attack_retention(folder / "retention")):
         add_result(summary, attack, outcome)
     return summary
 

@@ -42,6 +42,7 @@ from prime_lab.devnet.plan import (
     make_trainer_argv,
 )
 from prime_lab.devnet.summary import DevnetSummary, LogSummary, summarize_log
+from prime_node.cli.context import call_node
 from prime_protocol.errors import LocalError
 from prime_protocol.ledger.randomness_chain import sign_round
 from prime_protocol.ledger.replay import replay
@@ -201,6 +202,20 @@ class Devnet:
                     return
                 await asyncio.sleep(POLL_S)
 
+    async def count_peers(self) -> dict[str, int]:
+        """Connections over libp2p of each node that gossips, as it says itself."""
+        found: dict[str, int] = {}
+        for each in self.running:
+            if each.party.part not in NODE_ROLES:
+                continue
+            try:
+                report = await call_node(each.party.folder, "GET", "/status")
+            except LocalError:
+                continue  # it has stopped: a cheater without stake
+            if report.get("p2p", {}).get("is_on"):
+                found[each.party.name] = report["p2p"]["connected"]
+        return found
+
     async def stop(self) -> None:
         """Nodes first, the coordinator last: it logs what the others send."""
         for each in reversed(self.running):
@@ -299,6 +314,7 @@ async def run_devnet(devnet: Devnet) -> DevnetSummary:
     await devnet.start(model)
     snapshot = await devnet.watch()
     await devnet.settle()
+    peers = await devnet.count_peers()
     after = await devnet.evaluate(find_last_model(devnet.plan, devnet.read_trainer()), "eval-after")
     story = devnet.read_story()
     full_bytes, delta_bytes = count_transfer_bytes(devnet.plan, story.manifests, devnet.read_trainer())
@@ -311,6 +327,7 @@ async def run_devnet(devnet: Devnet) -> DevnetSummary:
         seconds=time.monotonic() - devnet.began_s,
         full_bytes=full_bytes,
         delta_bytes=delta_bytes,
+        peers=peers,
         learns=devnet.plan.model is None and not devnet.plan.is_recurrent,
         grinding=await asyncio.to_thread(devnet.grind_log),
     )

@@ -165,6 +165,8 @@ class DevnetSummary:
     delta_bytes: int
     learns: bool
     """Whether the recipe is the one that promises to learn."""
+    peers: Mapping[str, int] = field(default_factory=dict)
+    """Connections over libp2p of each node that gossips."""
     grinding: str = ""
     """What came of a coordinator's try to rewrite this log until a draw suits it."""
 
@@ -211,6 +213,8 @@ def list_failures(summary: DevnetSummary) -> Iterator[str]:
     idlers = summary.nodes_of(DevnetRole.IDLER)
     if seen := [node for node in idlers if not summary.refuted(node)]:
         yield f"{len(seen)} of {len(idlers)} validators that did not read were not found out"
+    if alone := [name for name, peers in summary.peers.items() if not peers]:
+        yield f"no peer over libp2p: {', '.join(sorted(alone))}"
     if summary.grinding.endswith("NOT NOTICED"):
         yield summary.grinding
 
@@ -231,6 +235,9 @@ def describe_summary(summary: DevnetSummary) -> Iterator[str]:
     if summary.full_bytes:
         share = summary.delta_bytes / summary.full_bytes
         yield f"weights    {summary.delta_bytes:,} bytes as deltas instead of {summary.full_bytes:,} ({share:.0%})"
+    if summary.peers:
+        counts = ", ".join(f"{name} {peers}" for name, peers in sorted(summary.peers.items()))
+        yield f"peers      over libp2p: {counts}"
     story = summary.story
     yield f"randomness {story.rounds:,} rounds, {story.cosignatures:,} cosignatures of validators; {story.randomness}"
     if summary.grinding:

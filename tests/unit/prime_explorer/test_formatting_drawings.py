@@ -5,7 +5,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import asdict
 
 from fuzz.test_fuzz_node_work import make_evidence
-from prime_explorer.formatting import draw_lineage, draw_network, draw_strips, draw_timeline
+from prime_explorer.formatting import draw_lineage, draw_network, draw_strips, draw_timeline, show_name
 from prime_explorer.pages.live import ServingNode
 from prime_explorer.pages.runs import LineageRow, StepSummary, compute_waits
 from prime_explorer.pages.submissions import make_metric_strips, read_chunk_strips
@@ -115,6 +115,29 @@ def test_lineage_and_network_link_to_nodes_and_say_what_is_left_out() -> None:
     assert len(parts(draw_network(nodes, "0xaa"), "line")) == 40, "to every parent that is drawn"
     rows = {each.get("cy") for each in drawn}
     assert len(rows) == 5, "three depths, two of them in two lines"
+    assert not any("name" in (each.get("class") or "") for each in parts(draw_network(nodes, "0xaa"), "text"))
+
+
+def test_a_small_network_names_every_node_and_says_what_it_passed_on() -> None:
+    addresses = [f"0x{number:040x}" for number in range(8)]
+    nodes = [
+        ServingNode(
+            node=address,
+            depth=min(2, number),
+            slots_free=1,
+            urls=1,
+            manifests=("0xaa",),
+            parents=(addresses[number - 1 if number < 3 else 1],) if number else (),
+            sent_bytes=10**number,
+        )
+        for number, address in enumerate(addresses)
+    ]
+    texts = [each.text for each in parts(draw_network(nodes, "0xaa"), "text")]
+    assert set(map(show_name, addresses)) <= set(texts)
+    assert {"origin", "depth 1", "depth 2", "1.0 MB sent"} <= set(texts)
+    picture = draw_network(nodes, "0xaa")
+    assert f"weights from {show_name(addresses[1])}" in picture
+    assert len(parts(picture, "line")) == 7, "to every node that it has weights from"
 
 
 def test_waits_part_the_time_between_checkpoints() -> None:

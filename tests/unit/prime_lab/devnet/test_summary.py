@@ -62,6 +62,13 @@ def test_everybodys_deeds_are_read_from_the_log_alone() -> None:
     assert any(line.startswith("slashed    cheater-1: 60 PRIME") for line in describe_summary(summary))
 
 
+def test_the_summary_says_who_gossips_and_names_a_node_that_reaches_nobody() -> None:
+    world, story = play()
+    summary = replace(make_summary(world, story), peers={"worker-1": 5, "relay-1": 0})
+    assert "peers      over libp2p: relay-1 0, worker-1 5" in list(describe_summary(summary))
+    assert list(list_failures(summary)) == ["no peer over libp2p: relay-1"]
+
+
 def test_a_devnet_that_breaks_a_promise_says_which() -> None:
     world, story = play()
     summary = make_summary(world, story)
