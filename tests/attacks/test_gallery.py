@@ -3,6 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
+from prime_lab.attacks.gossip_attacks import GOSSIP_SCENARIOS, attack_gossip
+
 from prime_lab.attacks.attack import AttackResult, AttackVerdict
 from prime_lab.attacks.catalog import (
     ALL_ATTACKS,
@@ -25,7 +27,6 @@ from prime_lab.attacks.catalog import (
 from prime_lab.attacks.coordinator.forged_logs import FORGED_LOGS
 from prime_lab.attacks.flood_attacks import FLOODS
 from prime_lab.attacks.forged_files import FILE_FORGERS
-from prime_lab.attacks.gossip_attacks import GOSSIP_SCENARIOS, attack_gossip
 from prime_lab.attacks.judgement_attacks import JUDGEMENT_SCENARIOS
 from prime_lab.attacks.ledger_attacks import LEDGER_SCENARIOS
 from prime_lab.attacks.relay_attacks import RELAY_BEHAVIORS
@@ -48,7 +49,7 @@ def test_every_attack_has_a_program_and_no_program_is_left_out() -> None:
     assert {attack.name for attack in COORDINATOR_ATTACKS} == FORGED_LOGS.keys()
     assert {attack.name for attack in STRANGER_ATTACKS} == FLOODS.keys()
     assert {attack.name for attack in GOSSIP_ATTACKS} == GOSSIP_SCENARIOS.keys()
-    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 124
+    assert len({attack.name for attack in ALL_ATTACKS}) == len(ALL_ATTACKS) == 125
 
 
 def test_free_keys_gain_nothing_against_gossip() -> None:

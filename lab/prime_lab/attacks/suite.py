@@ -18,8 +18,7 @@ from prime_lab.attacks.coordinator.keys import attack_keys
 from prime_lab.attacks.coordinator.restores import attack_restores
 from prime_lab.attacks.coordinator.rules import attack_rules
 from prime_lab.attacks.detection import COMMON_SLOTS
-from prime_lab.attacks.flood_attacks import attack_intake
-from prime_lab.attacks.gossip_attacks import attack_gossip
+from prime_lab.attacks.flood_attacks import attack_gossip, attack_intake
 from prime_lab.attacks.harness import (
     HarnessConfig,
     attack_with_engines,
