@@ -3,8 +3,6 @@
 from dataclasses import replace
 from pathlib import Path
 
-from prime_lab.attacks.gossip_attacks import GOSSIP_SCENARIOS, attack_gossip
-
 from prime_lab.attacks.attack import AttackResult, AttackVerdict
 from prime_lab.attacks.catalog import (
     ALL_ATTACKS,
@@ -25,7 +23,7 @@ from prime_lab.attacks.catalog import (
     WORKER_ATTACKS,
 )
 from prime_lab.attacks.coordinator.forged_logs import FORGED_LOGS
-from prime_lab.attacks.flood_attacks import FLOODS
+from prime_lab.attacks.flood_attacks import FLOODS, GOSSIP_SCENARIOS, attack_gossip
 from prime_lab.attacks.forged_files import FILE_FORGERS
 from prime_lab.attacks.judgement_attacks import JUDGEMENT_SCENARIOS
 from prime_lab.attacks.ledger_attacks import LEDGER_SCENARIOS
