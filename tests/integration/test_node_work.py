@@ -15,16 +15,20 @@ from typing import Any
 import aiohttp
 import pytest
 import pytest_asyncio
+import torch
 
+from prime_node.engine.machine_class import make_device_slug, make_engine_slug
+from prime_node.engine.torch.device import describe_device
 from prime_node.jobs.evidence_bundle import decode_evidence
 from prime_node.storage.journal import JobState
 from prime_protocol.ledger.entries import Outcome, Role
+from prime_protocol.proofs.class_bounds import parse_class_bounds
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.ids import Digest
 from prime_protocol.wire.messages import UploadPurpose
 from prime_protocol.wire.typed_data import compute_receipt_id
 from support.processes.coordinator import party, terms
-from support.processes.nodes import TERMS, Network, Node, alter_checkpoint, running_network
+from support.processes.nodes import TERMS, TOLERANCE, Network, Node, alter_checkpoint, running_network
 from support.processes.swarm import until
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -46,9 +50,17 @@ def is_done(node: Node, step: int = 0, slots: int = TERMS["slots_per_step"]) -> 
     return slots == sum(piece.slots for piece in node.pieces() if piece.step == step and piece.state in GOOD)
 
 
+CPU = torch.device("cpu")
+
+
 async def test_a_worker_and_a_validator_with_torch_do_two_steps_and_every_rollout_is_credited(tmp_path: Path) -> None:
+    # The run takes work of torch on this kind of CPU only, and has bounds for it.
+    own = (
+        f"{make_device_slug(describe_device(CPU)[0])}/{make_engine_slug('torch', torch.__version__)}/prime/float32/tp1"
+    )
+    table = parse_class_bounds([f"{own} > {own}: margin_max=0.04"], TOLERANCE, is_closed=True)
     # Without lag, so that the second step has to be made with the new weights.
-    async with running_network(tmp_path, slots_per_step=2, lag_max=0) as network:
+    async with running_network(tmp_path, slots_per_step=2, lag_max=0, class_bounds=table, version_min=3) as network:
         began = time.monotonic()
         worker = await network.node("ann", "worker", engine="torch")
         validator = await network.node("val", "validator", engine="torch")
@@ -76,6 +88,7 @@ async def test_a_worker_and_a_validator_with_torch_do_two_steps_and_every_rollou
             metrics = {metric["name"]: metric["value"] for metric in verdict["metrics"]}
             assert metrics["flaws"] == 0
             assert metrics["margin_max"] < 0.01
+            assert (metrics["generating_class"], metrics["judging_class"]) == (1, 1)
             assert 0 <= metrics["reward_mean"] <= 1
         for node in (worker, validator):
             assert await node.command.stop() == 0, node.command.tail

@@ -334,8 +334,8 @@ class Party:
         """A file that passes intake, and the entry that names it. No model stands behind it."""
         header = RolloutHeader(run=RUN, step=lease.step, checkpoint_root=root, lease=lease.lease, node=self.node)
         rows = rows or make_rows(lease, beacon, wanted)
-        data = write_rollouts(header, rows)
         limits = wanted.rollout_limits(lease.first_slot, lease.slots)
+        data = write_rollouts(header, rows, names_class=limits.names_class)
         receipt = SubmissionReceipt(
             network=NETWORK,
             run=RUN,

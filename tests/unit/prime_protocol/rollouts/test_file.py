@@ -58,6 +58,10 @@ def test_vector_agrees() -> None:
     assert str(compute_rollout_root(file)) == VECTOR["rollout_root"]
     assert [row.output_tokens.tolist() for row in file.rows] == VECTOR["output_tokens"]
     assert write_rollouts(file.header, file.rows) == data
+    known = VECTOR["format_2"]
+    for name, wanted in ((EngineClass(known["engine"]), known["file_digest"]), (None, known["silent_digest"])):
+        second = write_rollouts(file.header, file.rows, name, names_class=True)
+        assert "0x" + sha256(second).hexdigest() == wanted
 
 
 def test_what_was_written_is_read() -> None:
