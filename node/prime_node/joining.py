@@ -44,6 +44,8 @@ class ListedRun:
     status: str
     model: str
     task_set: str
+    is_unpaid: bool
+    """Its pool cannot pay a step, or its terms pay nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,9 @@ class CoordinatorInfo:
             and keys.coordinator == self.coordinator
             and keys.has_coordinator(NodeId.parse(coordinator_id))
         )
+
+
+UNPAID = "the pool of run {run} cannot pay a step now: accepted work earns nothing until its operator funds it"
 
 
 def parse_coordinator_info(answer: Any) -> CoordinatorInfo:
@@ -93,7 +98,9 @@ def parse_domain(answer: Any) -> Domain:
 
 
 def _parse_run(row: Mapping[str, Any]) -> ListedRun:
-    return ListedRun(RunId(row["run"]), str(row["status"]), str(row["model"]), str(row["task_set"]))
+    budget, pool = row.get("step_budget_nano", 1), row.get("pool_nano", 1)
+    is_unpaid = isinstance(budget, int) and isinstance(pool, int) and (not budget or pool < budget)
+    return ListedRun(RunId(row["run"]), str(row["status"]), str(row["model"]), str(row["task_set"]), is_unpaid)
 
 
 def complete_config(config: NodeConfig, info: CoordinatorInfo) -> NodeConfig:
@@ -228,6 +235,9 @@ class CoordinatorDiscovery:
             raise LocalError(f"{config.coordinator} is not a coordinator: {error}; check the URL") from None
         found = complete_config(config, info)
         self._print(f"network {found.network}, run {found.run}")
+        for run in info.runs:
+            if run.is_unpaid and run.name in found.runs:
+                self._print(f"  {UNPAID.format(run=run.name)}")
         self._print(f"coordinator {found.coordinator_id}")
         if found.signing_domain != EMBEDDED_DOMAIN:
             self._print(f"settles on chain {info.domain.chain_id}, court {info.domain.contract}")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from prime_coordinator.app_context import AppContext
+from prime_coordinator.config import CoordinatorConfig
 from prime_coordinator.constants import STATUS_MS
 from prime_coordinator.core import Core
 from prime_coordinator.gossip.relay import GossipRelay
@@ -43,7 +44,7 @@ from prime_explorer.pages.live import (
 )
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.ledger.state import LedgerState, RunState
-from prime_protocol.wire.ids import Digest, NetworkId, NodeId, RunId, Step
+from prime_protocol.wire.ids import Digest, NodeId, RunId, Step
 from prime_runtime.clock import Clock
 from prime_runtime.model_files import ModelFiles
 from prime_runtime.objects.store import ObjectMissing, ObjectStore
@@ -65,7 +66,7 @@ class CoordinatorLive:
         now_ms, state = self._context.now_ms(), self._context.core.state
         # A clock that was set back would make the cached status look as if it came from the future.
         if self._status is None or not 0 <= now_ms - self._status.now_ms < STATUS_MS:
-            self._status = make_status(self._context.core, self._context.config.network_id, now_ms)
+            self._status = make_status(self._context.core, self._context.config, now_ms)
         return replace(self._status, entries=state.size, root=str(state.frontier.root()), newest_entry_ms=state.at_ms)
 
     def get_settlement(self) -> SettlementView:
@@ -171,11 +172,11 @@ def _make_promise(row: dict[str, Any]) -> ChainPromise:
     return ChainPromise(**plain, head_size=row["headSize"], matures_at_s=row["maturesAt"])
 
 
-def make_status(core: Core, network: NetworkId, now_ms: int) -> StatusView:
+def make_status(core: Core, config: CoordinatorConfig, now_ms: int) -> StatusView:
     state, funds = core.state, core.state.funds
     work = _count_submissions(state)
     return StatusView(
-        network=network,
+        network=config.network,
         coordinator=str(state.coordinator),
         log_key=state.log_key,
         rotations=tuple(
@@ -183,6 +184,7 @@ def make_status(core: Core, network: NetworkId, now_ms: int) -> StatusView:
             for each in reversed(state.key_rotations)
         ),
         ticker=state.ticker,
+        faucet_nano=config.faucet.amount_nano,
         now_ms=now_ms,
         entries=state.size,
         root=str(state.frontier.root()),
@@ -249,6 +251,7 @@ def _make_live_run(core: Core, name: RunId, run: RunState, now_ms: int) -> LiveR
         leases_open=len(run.leases),
         validators=len(run.validators),
         pool_nano=core.state.funds.pools[name],
+        step_budget_nano=run.terms.step_budget_nano,
         version_min=core.state.get_version_min(run.terms, now_ms),
         calibration=run.terms.calibration,
         calibrated_at_ms=run.terms.calibrated_at_ms,

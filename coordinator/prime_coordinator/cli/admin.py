@@ -18,7 +18,7 @@ from prime_protocol.ledger.entries import (
 )
 from prime_protocol.ledger.terms import DAY_MS, RunTerms
 from prime_protocol.proofs.class_bounds import BOUNDED_NUMBERS
-from prime_protocol.wire.ids import Digest, NodeId, RunId, parse_address
+from prime_protocol.wire.ids import Digest, NodeId, RunId, checksum_address, parse_address
 from prime_protocol.wire.messages import EntryReply
 from prime_runtime.clock import SystemClock
 from prime_runtime.formatting import format_amount, parse_amount
@@ -54,9 +54,14 @@ def create_run(context: OperatorContext) -> int:
             context.print_error(f"warning: {problem}")
     logged = client.append_entry(RunCreated(terms=terms), run)
     show_bounds(context, terms)
-    return report_logged(
-        context, logged, f"run {run} is created: {terms.slots_per_step} slots a step, quorum {terms.quorum}"
+    report_logged(context, logged, f"run {run} is created: {terms.slots_per_step} slots a step, quorum {terms.quorum}")
+    context.print_error(
+        f"checkpoints come from the key of {checksum_address(terms.trainer)} alone: if prime-trainer has another one,"
+        " close the run and create one with its address"
     )
+    if terms.step_budget_nano:
+        context.print_error(f"its pool is empty, so work is not paid yet: prime-coordinator run fund {run} AMOUNT")
+    return 0
 
 
 def find_missing_validators(owners: int, run: RunId, terms: RunTerms) -> str:

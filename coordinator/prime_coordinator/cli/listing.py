@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from prime_coordinator.cli.context import OperatorClient, OperatorContext, find_route
+from prime_coordinator.cli.context import CoordinatorUnreachable, OperatorClient, OperatorContext, find_route
 from prime_coordinator.cli.rules import format_rules
 from prime_coordinator.constants import ROUND_LATE_S
 from prime_coordinator.readiness.checklist import build_readiness
@@ -187,7 +187,8 @@ def show_status(context: OperatorContext) -> int:
         screen.print_json(client.query("status", {}))
         return 0
     if not context.args.watch:
-        screen.show(draw_status(screen, client.query("status", {}), describe_readiness(context, client)))
+        status = client.query("status", {})
+        screen.show(draw_status(screen, status, describe_readiness(context, client)))
         return 0
     with screen.live() as live:
         for beat in count():
@@ -200,7 +201,12 @@ def show_status(context: OperatorContext) -> int:
 
 def describe_readiness(context: OperatorContext, client: OperatorClient) -> str:
     """The worst of what `check` finds, in one line."""
-    worst = find_worst(build_readiness(probe_network(context.load_config(), client, context.args.authority)))
+    try:
+        facts = probe_network(context.load_config(), client, context.args.authority)
+    except CoordinatorUnreachable:
+        # It answers, since the status came; the index, which has the runs' details, may be building after a start.
+        return "not known yet: the index is being built"
+    worst = find_worst(build_readiness(facts))
     if worst is None:
         return "no problems found"
     return f"{MARKS[worst.grade]}: {worst.what}: {escape(worst.found)}; all of it: prime-coordinator check"

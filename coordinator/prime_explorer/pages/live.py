@@ -55,6 +55,8 @@ class LiveRun:
     validators: int
     """Nodes that can be drawn."""
     pool_nano: int
+    step_budget_nano: int
+    """What a step pays while the pool lasts."""
     version_min: int
     """Lowest protocol version that the run accepts now."""
     calibration: str
@@ -112,6 +114,8 @@ class StatusView:
     """Keys that the log had before, newest first."""
     ticker: str
     """The network's unit of value."""
+    faucet_nano: int
+    """What a new node gets once; 0: the network has no faucet."""
     now_ms: int
     entries: int
     root: str

@@ -51,9 +51,28 @@ def show(context: NodeCliContext) -> int:
     context.screen.show(context.screen.key_value_table(lines))
     missing = facts["stake_min_nano"] - facts["stake_nano"]
     if missing > 0:
-        amount = format_amount(missing)
-        context.screen.print_line(f"\nthe stake is {amount} below the minimum: prime-node stake add {amount}")
+        context.screen.print_line("\n" + explain_missing_stake(missing, facts))
     return 0
+
+
+def explain_missing_stake(missing_nano: int, facts: Mapping[str, Any]) -> str:
+    """What to do, and where the value comes from in this network if the balance is too small."""
+    amount = format_amount(missing_nano)
+    add = f"prime-node stake add {amount}"
+    lacking_nano = missing_nano - facts["balance_nano"]
+    if lacking_nano <= 0:
+        return f"the stake is {amount} below the minimum: {add}"
+    ticker, owner = facts["ticker"], facts["owner"]
+    text = f"the stake is {amount} {ticker} below the minimum, and the owner's balance is {format_amount(lacking_nano)}"
+    if facts["is_on_chain"]:
+        return f"{text} short: send {ticker} tokens on the chain to {owner}, then {add}"
+    if facts["faucet_nano"]:
+        given = format_amount(facts["faucet_nano"])
+        return f"{text} short. This network's faucet gives each new node {given} once; ask its operator for more"
+    return (
+        f"{text} short. In this network the operator records payments: ask for one to {owner}"
+        f" (prime-coordinator deposit {owner} {format_amount(lacking_nano)} --reference TEXT), then {add}"
+    )
 
 
 def describe_penalty(penalty: Mapping[str, Any]) -> str:
@@ -171,6 +190,7 @@ async def fetch_stake(config: NodeConfig, node: NodeId) -> dict[str, Any]:
     async with open_json_client(config.coordinator, config.authority) as client:
         try:
             await client.wait_for_index()
+            status, settlement = await client.get("/status"), await client.get("/settlement")
             detail = await client.get(f"/nodes/{node}")
             run = await client.get(f"/runs/{config.run_id}")
             scores = await client.get("/log", kind="ValidatorScored", about=str(node), limit=str(PENALTIES_SHOWN))
@@ -181,6 +201,9 @@ async def fetch_stake(config: NodeConfig, node: NodeId) -> dict[str, Any]:
         summary = detail["summary"]
         eligibility = next(row for row in detail["work"]["eligibility"] if row["run"] == config.run_id)
         return {
+            "ticker": str(status["ticker"]),
+            "faucet_nano": int(status["faucet_nano"]),
+            "is_on_chain": settlement["kind"] == "evm",
             "node": str(node),
             "owner": str(summary["owner"]),
             "stake_nano": int(summary["stake_nano"]),

@@ -208,6 +208,15 @@ def check_coordinator(examined: MachineReport) -> Iterator[CheckResult]:
         is_good=not line.run_problem,
         advice="choose one with --run, or ask the operator",
     )
+    if line.run:
+        yield make_result(
+            what="pay",
+            found="the run's pool cannot pay a step" if line.is_unpaid else "the run's pool pays",
+            needed="a pool that pays",
+            is_good=not line.is_unpaid,
+            advice="accepted work earns nothing until the operator funds the run",
+            worst=CheckGrade.NOTE,
+        )
     yield from _judge_clock(line)
     if line.version_min is not None:
         yield make_result(

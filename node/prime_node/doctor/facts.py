@@ -93,6 +93,7 @@ class CoordinatorFacts:
     """The run this node would work for; empty if that is not clear."""
     run_problem: str = ""
     model: str = ""
+    is_unpaid: bool = False
     version_min: int | None = None
     calibration: str = ""
     """On what the run's bounds were measured; empty where they were not."""

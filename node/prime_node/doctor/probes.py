@@ -62,6 +62,7 @@ async def probe_coordinator(config: NodeConfig, clock: Clock) -> CoordinatorFact
                 run=run.name if run else "",
                 run_problem=problem,
                 model=run.model if run else "",
+                is_unpaid=run.is_unpaid if run else False,
                 version_min=_to_int(row.get("version_min")),
                 calibration=str(row.get("calibration", "")),
                 calibrated_ms_ago=_get_age_ms(row.get("calibrated_at_ms"), sent_ms),

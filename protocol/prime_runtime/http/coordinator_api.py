@@ -36,7 +36,7 @@ ANSWER_BYTES_MAX = 2**20
 TEXT_CHARS_MAX = 2_000
 DEADLINE_MS = 10_000
 CONNECT_MS = 5_000
-INDEX_WAIT_S = 10.0
+INDEX_WAIT_S = 30.0
 INDEX_POLL_S = 0.2
 """How long to wait for the index of the pages, which follows the signed heads by a second or two."""
 
@@ -99,7 +99,14 @@ class JsonClient:
         loop = asyncio.get_running_loop()
         give_up_s = loop.time() + INDEX_WAIT_S
         size = (await self.get("/status"))["entries"]
-        while (await self.get("/about"))["size"] < size and loop.time() < give_up_s:
+        while True:
+            try:
+                if (await self.get("/about"))["size"] >= size or loop.time() >= give_up_s:
+                    return
+            except NotReady:
+                # The first index is built after a start.
+                if loop.time() >= give_up_s:
+                    raise
             await asyncio.sleep(INDEX_POLL_S)
 
 

@@ -36,6 +36,18 @@ def test_the_url_alone_is_enough_where_one_run_is_active() -> None:
     assert (found.network, found.run, found.coordinator_id, found.log_key) == ("devnet", "demo", COORDINATOR, LOG_KEY)
 
 
+@pytest.mark.parametrize(
+    ("pool_nano", "step_budget_nano", "is_unpaid"), [(0, 5, True), (4, 5, True), (5, 5, False), (9, 0, True)]
+)
+def test_a_run_that_cannot_pay_a_step_is_known_before_joining(
+    pool_nano: int, step_budget_nano: int, is_unpaid: bool
+) -> None:
+    answer = status(("demo", "active"))
+    answer["runs"][0] |= {"pool_nano": pool_nano, "step_budget_nano": step_budget_nano}
+    (run,) = parse_coordinator_info(answer).runs
+    assert run.is_unpaid is is_unpaid
+
+
 def test_what_the_owner_set_is_not_overruled() -> None:
     greeting = parse_coordinator_info(status(("demo", "active"), ("other", "active")))
     assert complete_config(config(run="other"), greeting).run == "other"

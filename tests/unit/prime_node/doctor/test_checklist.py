@@ -60,7 +60,8 @@ def test_a_good_machine_has_nothing_to_do() -> None:
     assert lines["weights"].found == "10.0 MB/s (10.0 MB from 2 of 3 nodes)"
     assert list(lines) == [
         *("processor", "memory", "disk", "disk speed", "GPU", "engine", "device cpu"),
-        *("coordinator", "run", "clock", "version", "calibration", "weights", "reached from outside", "roles"),
+        *("coordinator", "run", "pay", "clock", "version", "calibration"),
+        *("weights", "reached from outside", "roles"),
     ]
 
 
@@ -158,6 +159,13 @@ def test_a_machine_is_told_its_classes_and_whether_the_run_has_bounds_for_them()
             CheckGrade.NOTE,
             "default bounds",
             "ask the operator",
+        ),
+        (
+            {"coordinator": replace(GOOD.coordinator, is_unpaid=True)},
+            "pay",
+            CheckGrade.NOTE,
+            "cannot pay a step",
+            "funds the run",
         ),
         (
             {"coordinator": replace(GOOD.coordinator, run="", run_problem="2 runs are active")},
