@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
-
 from prime_lab.attacks.catalog import CLASS_ATTACKS
 from prime_lab.attacks.class_attacks import attack_with_classes, calibrate_classes
 from prime_lab.attacks.harness import HarnessConfig, digest_words, open_engine, open_harness, open_honest_engines
@@ -11,6 +9,7 @@ from prime_lab.attacks.suite import TOKENS_MAX, VOCABULARY
 from prime_lab.cheats.registry import open_cheat
 from prime_node.jobs.file_checks import weigh_rows
 from prime_protocol.proofs.tolerance import Precision, Tolerance
+from prime_trainer.model.tiny import make_tiny_checkpoint
 
 LEASES, SLOTS = 3, 11
 """264 completions of up to four chunks: hardly more than a fit needs."""

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 
 import pytest
-from prime_lab.devnet.tiny_models import make_tiny_checkpoint
 
 from prime_node.calibration.files import CalibrationFile, MeasuredModel
 from prime_node.calibration.measure import (
@@ -25,6 +24,7 @@ from prime_node.jobs.examination import compute_checkpoint_root
 from prime_node.jobs.file_checks import weigh_rows
 from prime_protocol.proofs.tolerance import Precision
 from prime_runtime.model_files import ModelFiles
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.engine_claims import FLOAT32, VLLM
 from support.job_setup import KEY
 
