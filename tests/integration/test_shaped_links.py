@@ -22,11 +22,12 @@ def test_behind_slow_lines_nodes_get_most_of_the_weights_from_each_other(tmp_pat
     not netns_nat.is_possible(), reason="routers in network namespaces need root, iproute2 and iptables"
 )
 def test_six_nodes_behind_two_routers_send_each_other_most_of_the_weights(tmp_path: Path) -> None:
-    """With one public relay. They could send as much as their lines carry in the time that it takes."""
+    """With one public relay. They could send as much as their lines carry in the time that it takes. Then the origin
+    dies, and one more node behind a router, which knows the relay only, gets the weights all the same."""
     mbit = 20
     checkpoint = write_checkpoint(tmp_path / "step0", make_tensors(1, size=3 * 2**20))
     outcome = run_broadcast_behind_routers(
-        tmp_path, checkpoint, public=1, routers=2, behind_each=3, mbit=mbit, shard_bytes=2**17
+        tmp_path, checkpoint, public=1, routers=2, behind_each=3, mbit=mbit, shard_bytes=2**17, late=1
     )
     sent_bytes = outcome.sent_by_private / outcome.shards * 12 * 2**20
     could_bytes = 6 * outcome.seconds * mbit * 1e6 / 8

@@ -9,7 +9,7 @@ import contextlib
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -32,17 +32,15 @@ def is_possible() -> bool:
     if not netns.is_possible() or not shutil.which("iptables"):
         return False
     try:
-        with homes(public=1, routers=1, behind_each=1, mbit=100, prefix=f"tn{os.getpid() % 10_000}"):
+        with homes(public=1, behind=[1], mbit=100, prefix=f"tn{os.getpid() % 10_000}"):
             return True
     except subprocess.CalledProcessError:
         return False
 
 
 @contextlib.contextmanager
-def homes(
-    *, public: int, routers: int, behind_each: int, mbit: int, prefix: str | None = None
-) -> Iterator[list[Place]]:
-    """So many public hosts, and so many hosts behind each router: the public ones come first.
+def homes(*, public: int, behind: Sequence[int], mbit: int, prefix: str | None = None) -> Iterator[list[Place]]:
+    """So many public hosts, and for each number of `behind` a router with so many hosts. The public ones come first.
 
     Each host has a line of `mbit`, up and down; a router's own line is not a bottleneck, as if each host had its own
     router at the same provider.
@@ -57,9 +55,9 @@ def homes(
             place = Place(_make_namespace(f"{prefix}-p{number}", made), f"11.77.0.{number + 1}", False)
             _plug_in(switch, f"p{number}", place, mbit)
             places.append(place)
-        for number in range(routers):
+        for number, hosts in enumerate(behind):
             router = _make_router(f"{prefix}-r{number}", f"11.77.1.{number + 1}", switch, f"r{number}", made)
-            for index in range(behind_each):
+            for index in range(hosts):
                 name = _make_namespace(f"{prefix}-n{number}-{index}", made)
                 place = Place(name, f"192.168.0.{index + 2}", True)
                 _plug_in(router, f"h{index}", place, mbit)

@@ -66,24 +66,41 @@ def run_broadcast(folder: Path, checkpoint: Path, *, nodes: int, mbit: int, shar
 
 
 def run_broadcast_behind_routers(
-    folder: Path, checkpoint: Path, *, public: int, routers: int, behind_each: int, mbit: int, shard_bytes: int
+    folder: Path,
+    checkpoint: Path,
+    *,
+    public: int,
+    routers: int,
+    behind_each: int,
+    mbit: int,
+    shard_bytes: int,
+    late: int = 0,
 ) -> Outcome:
-    """As `run_broadcast`, and some nodes are behind routers. The origin is not counted among the public ones."""
-    with netns_nat.homes(public=public + 1, routers=routers, behind_each=behind_each, mbit=mbit) as places:
-        return run_broadcast_at(folder, checkpoint, places, shard_bytes=shard_bytes)
+    """As `run_broadcast`, and some nodes are behind routers. The origin is not counted among the public ones. `late`: 1
+    for one more node, behind a router of its own, that joins when the origin is gone."""
+    sizes = [behind_each] * routers + [1] * late
+    with netns_nat.homes(public=public + 1, behind=sizes, mbit=mbit) as places:
+        return run_broadcast_at(folder, checkpoint, places, shard_bytes=shard_bytes, is_last_late=bool(late))
 
 
-def run_broadcast_at(folder: Path, checkpoint: Path, places: Sequence[Place], *, shard_bytes: int) -> Outcome:
+def run_broadcast_at(
+    folder: Path, checkpoint: Path, places: Sequence[Place], *, shard_bytes: int, is_last_late: bool = False
+) -> Outcome:
     """From the first place to all others. Every node knows of every other, as by gossip; what each fetched is compared
-    with the checkpoint."""
+    with the checkpoint. `is_last_late`: the node at the last place joins when the origin is gone, and knows the first
+    node only."""
     names = ["origin", *(f"node{number}" for number in range(len(places) - 1))]
     hosts: list[Host] = []
     try:
-        for name, place in zip(names, places, strict=True):
+        for name, place in list(zip(names, places, strict=True))[: -1 if is_last_late else None]:
             hosts.append(Host(place, "client" if name != "origin" else name, folder / name))
         for host in hosts:
             host.hear()
-        outcome = broadcast(hosts, checkpoint, shard_bytes)
+        outcome, announced = broadcast(hosts, checkpoint, shard_bytes)
+        if is_last_late:
+            hosts[0].end()
+            hosts.append(Host(places[-1], "client", folder / names[-1]))
+            fetch_late(hosts[1], hosts[-1], announced)
     finally:
         for host in hosts:
             host.end()
@@ -94,7 +111,19 @@ def run_broadcast_at(folder: Path, checkpoint: Path, places: Sequence[Place], *,
     return outcome
 
 
-def broadcast(hosts: list[Host], checkpoint: Path, shard_bytes: int) -> Outcome:
+def fetch_late(peer: Host, late: Host, announced: dict[str, Any]) -> None:
+    """A node that knows the announcement and one peer fetches from that."""
+    late.hear()
+    assert peer.hear()["rested"]
+    peer.tell(serve=announced["manifest"])
+    late.tell(frames=announced["frames"][:-1] + peer.hear()["frames"])
+    late.tell(obtain=announced["root"], manifest=announced["manifest"])
+    late.hear()
+    late.hear()
+
+
+def broadcast(hosts: list[Host], checkpoint: Path, shard_bytes: int) -> tuple[Outcome, dict[str, Any]]:
+    """What came of it, and what the origin had announced."""
     origin, *nodes = hosts
     origin.tell(publish=str(checkpoint), step=0, shard_bytes=shard_bytes)
     made = origin.hear()
@@ -114,7 +143,7 @@ def broadcast(hosts: list[Host], checkpoint: Path, shard_bytes: int) -> Outcome:
     found = [node.hear() for node in nodes]
     seconds = time.monotonic() - began
     sent_by_nodes = sum(each["sent_shards"] for each in found)
-    return Outcome(
+    outcome = Outcome(
         seconds=seconds,
         depth=max(each["depth"] for each in found),
         shards=made["shards"],
@@ -123,3 +152,4 @@ def broadcast(hosts: list[Host], checkpoint: Path, shard_bytes: int) -> Outcome:
         sent_by_private=sum(each["sent_shards"] for node, each in zip(nodes, found, strict=True) if node.is_private),
         connected=sum(each["connected"] for each in found),
     )
+    return outcome, made

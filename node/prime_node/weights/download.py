@@ -18,6 +18,9 @@ from prime_protocol.wire.ids import NodeId
 
 FULL_WEIGHT = 0.1
 """Weight of a parent that last reported no free slot. It may have one by now, but others are likelier to."""
+LINKED_WEIGHT = 4.0
+"""Weight of a node behind a router. Its line serves only the few that it has connected to, so they ask it first and
+leave the lines of public nodes to those that have nothing else."""
 DEPTH_WEIGHT = 0.25
 """Penalty per level down the tree. Near parents are better, but a steep penalty would crowd all children there."""
 
@@ -95,6 +98,7 @@ def is_held_elsewhere(neighbours: Neighbours, transfer: ShardTransfer, now_ms: i
 
 def _compute_weight(neighbour: Neighbour, parents: ParentScores, now_ms: int) -> float:
     slots = 1.0 if neighbour.slots_free else FULL_WEIGHT
+    slots *= LINKED_WEIGHT if neighbour.is_linked else 1.0
     return parents.estimate_rate(neighbour.id, now_ms) * slots / (1 + DEPTH_WEIGHT * neighbour.depth)
 
 
@@ -154,9 +158,11 @@ class Download:
     def _apply(self, event: events.DownloadEvent, now_ms: int) -> Neighbour | None:
         """Apply the event; returns the neighbour whose poll it ended, if any."""
         match event:
-            case events.ParentFound(parent, depth, slots_free):
+            case events.ParentFound(parent, depth, slots_free, is_linked):
                 self._neighbours.add_from_record(parent, depth, slots_free)
                 self._restore_parent(parent)
+                if (found := self._neighbours.get(parent)) is not None:
+                    found.is_linked = is_linked
             case events.ParentLost(parent):
                 self._neighbours.remove(parent)
             case events.PollAnswered():

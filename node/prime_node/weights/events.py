@@ -78,6 +78,8 @@ class ParentFound:
     parent: NodeId
     depth: int
     slots_free: int
+    is_linked: bool = False
+    """It is behind a router and has connected to this node, so only few others can ask it."""
 
 
 @dataclass(frozen=True, slots=True)

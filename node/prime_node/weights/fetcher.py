@@ -165,12 +165,13 @@ class ShardFetcher:
 
     def _update_parents(self) -> None:
         servers = {server.node: server for server in self._directory.servers(self._shard_set.digest)}
-        found = ({*servers} | {*self._connections.linked_nodes()}) - {self._node}
+        linked = {*self._connections.linked_nodes()}
+        found = ({*servers} | linked) - {self._node}
         for node in sorted(found - self._parents):
             # A node behind a router says what it holds when it is polled.
             record = servers[node].serving if node in servers else None
             depth, slots_free = (record.depth, record.slots_free) if record else (LINKED_DEPTH, 1)
-            self._events.put_nowait(events.ParentFound(node, depth, slots_free))
+            self._events.put_nowait(events.ParentFound(node, depth, slots_free, node in linked))
         for node in sorted(self._parents - found):
             self._events.put_nowait(events.ParentLost(node))
         self._parents = found

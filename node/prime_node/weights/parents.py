@@ -207,6 +207,8 @@ class Neighbour:
     coming: int = 0
     running: int = 0
     """Running transfers."""
+    is_linked: bool = False
+    """Few others can ask it."""
     got_bytes: int = 0
     ready_ms: int = 0
     """Not asked for a shard before this time."""
