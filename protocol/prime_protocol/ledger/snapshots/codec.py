@@ -6,11 +6,12 @@ check of one value.
 """
 
 import types
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
-from itertools import chain, islice, repeat
+from itertools import accumulate, chain, islice, repeat
 from typing import Annotated, Any, NewType, Union, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -146,12 +147,10 @@ def _read_nested(lists: list[list[Any]], codec: StateCodec) -> Iterator[Any]:
     try:
         return iter(codec.read_all(list(chain.from_iterable(lists))))
     except UnreadableItem as error:
-        place = error.index
-        for index, each in enumerate(lists):
-            if place < len(each):
-                raise UnreadableItem(index, f"[{place}]{error.field}", error.problem) from None
-            place -= len(each)
-        raise
+        ends = list(accumulate(map(len, lists)))
+        index = bisect_right(ends, error.index)
+        place = error.index - ends[index] + len(lists[index])
+        raise UnreadableItem(index, f"[{place}]{error.field}", error.problem) from None
 
 
 def _build_pair_codec(items: list[StateCodec]) -> StateCodec:

@@ -294,6 +294,14 @@ def test_a_party_reads_the_snapshots_that_it_wrote_in_format_1() -> None:
     assert decode_snapshot(NETWORK, old, is_canonical=True) == world.state
 
 
+def test_recent_submissions_are_those_of_steps_that_may_be_leased_or_trained_on() -> None:
+    world = busy_world()
+    run = decode_snapshot(NETWORK, encode_snapshot(NETWORK, world.state), is_canonical=True).runs[RUN]
+    assert run.list_recent() == sorted(world.run.submissions.items(), key=lambda each: each[1].position.index)
+    run.oldest = run.latest = 1 + max(run.steps) + run.terms.lag_max
+    assert run.list_recent() == []
+
+
 # --- In the log -----------------------------------------------------------------------------------------------------
 
 
