@@ -194,6 +194,14 @@ async def test_the_doctor_finds_this_machine_fit_for_a_relay(owner: Owner) -> No
     assert "check the URL" in said.out
 
 
+async def test_the_doctor_lets_the_coordinator_connect_to_the_announced_port(owner: Owner, tmp_path: Path) -> None:
+    words = ("--json", "--role", "relay", "--coordinator", owner.swarm.coordinator.server.url)
+    for announce, found in (("127.0.0.1:0", "the coordinator connected"), ("127.0.0.1:1", "cannot connect")):
+        said = await type_("doctor", *words, "--announce", f"http://{announce}", "--folder", tmp_path / "fresh")
+        lines = {line["what"]: line for line in json.loads(said.out)}
+        assert found in lines["reached from outside"]["found"]
+
+
 # --- Steering -------------------------------------------------------------------------------------------------------
 
 

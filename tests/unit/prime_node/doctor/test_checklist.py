@@ -275,3 +275,13 @@ def test_each_further_run_adds_what_differs_from_the_first() -> None:
     assert added
     assert all(line.what.endswith(", two") for line in added)
     assert any(line.grade is CheckGrade.MISSING for line in added), "this program is too old for that run"
+
+
+def test_a_port_that_the_coordinator_cannot_reach_is_noted_with_what_would_help() -> None:
+    port = PortFacts(announce=("http://a:8450",), listen="0.0.0.0 port 8450", problem="", is_ours=False)
+    closed = lines_of(port=replace(port, is_reached=False, outside_problem="no connection"))["reached from outside"]
+    assert closed.grade is CheckGrade.NOTE
+    assert "no connection" in closed.found
+    assert "forward TCP 8450 in the router" in closed.advice
+    reached = lines_of(port=replace(port, is_reached=True))["reached from outside"]
+    assert (reached.grade, reached.found) == (CheckGrade.GOOD, "the coordinator connected to http://a:8450")
