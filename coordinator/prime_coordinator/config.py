@@ -5,7 +5,7 @@ prime_runtime.settings resolves where each value comes from. Paths inside the co
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,10 +25,10 @@ from prime_protocol.constants import (
     RULES_NOTICE_MS,
     RULES_NOTICE_MS_MAX,
 )
-from prime_protocol.errors import RemoteError
-from prime_protocol.wire.ids import DEFAULT_TICKER, NetworkId, RunId, Ticker
+from prime_protocol.errors import LocalError, RemoteError
+from prime_protocol.wire.ids import DEFAULT_TICKER, NetworkId, NodeId, RunId, Ticker
 from prime_runtime.gossip.config import P2PConfig
-from prime_runtime.http.config import ListenConfig, ServerLimits
+from prime_runtime.http.config import ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.logs import LogConfig
 from prime_runtime.objects.store import S3Config
 from prime_runtime.redaction import Secret
@@ -37,6 +37,7 @@ from prime_runtime.settings.schema import Between, ConfigError, settings_class
 from prime_runtime.shardcast.config import check_urls
 
 CONFIG_NAME = "config.toml"
+LOOPBACK_MULTIADDR = "/ip4/127.0.0.1/tcp/0"
 DAY_MS = 24 * 3_600_000
 
 
@@ -177,7 +178,10 @@ class CoordinatorConfig:
     def __post_init__(self) -> None:
         check_parsed(self, {"network": NetworkId, "ticker": Ticker})
         if self.public_url:
-            check_urls("public_url", (self.public_url,))
+            try:
+                ServerAddress(self.public_url, NodeId(bytes(NodeId.SIZE)))
+            except LocalError as error:
+                raise ConfigError(f"public_url: {error}") from None
         if self.database is not None:
             check_database_url(self.database)
 
@@ -185,6 +189,14 @@ class CoordinatorConfig:
     def is_devnet(self) -> bool:
         """A test network: its name says so, or it gives value away."""
         return self.network.startswith("dev") or self.faucet.amount_nano > 0
+
+    @property
+    def gossip(self) -> P2PConfig:
+        """The section [p2p]. Where only this machine reaches the server, gossip listens for this machine only too,
+        unless the operator says otherwise."""
+        if self.listen.is_loopback and not self.public_url and self.p2p.listen == P2PConfig().listen:
+            return replace(self.p2p, listen=LOOPBACK_MULTIADDR)
+        return self.p2p
 
     @property
     def network_id(self) -> NetworkId:

@@ -333,6 +333,20 @@ def test_commands_work_as_processes_of_their_own(operator: Operator, made: Path)
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_ctrl_c_on_the_terminal_ends_a_coordinator_and_its_helpers_without_a_traceback(
+    operator: Operator, made: Path
+) -> None:
+    operator.have(made)
+    command = [str(BIN), "start", "--folder", str(operator.folder)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    wait_for_line(process, "listening on")
+    operator.do("run", "list")  # its helpers run: the index is there
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=START_S)
+    assert process.returncode == 0
+    assert "Traceback" not in err
+
+
 def test_log_goes_from_sqlite_to_postgresql_by_backup_and_restore(
     operator: Operator, made: Path, tmp_path: Path
 ) -> None:

@@ -55,7 +55,7 @@ class CoordinatorGossip:
             members,
             self.relay,
             guard,
-            BootstrapNodes(random.Random(), allows_private=config.p2p.dials_private),
+            BootstrapNodes(random.Random(), allows_private=config.gossip.dials_private),
             network=network,
             clock=clock,
             handle_ms=config.limits.handle_ms,
@@ -66,7 +66,7 @@ class CoordinatorGossip:
         self._libp2p = Libp2pTransport(
             key,
             network,
-            config.p2p,
+            config.gossip,
             clock=clock,
             guard=guard,
             peers_file=CoordinatorHome(config.folder).peers,

@@ -2,7 +2,6 @@
 
 import asyncio
 import shutil
-from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -61,17 +60,10 @@ def probe_address(config: CoordinatorConfig, coordinator: str, authority: Path |
     url = config.public_url
     return PublicAddress(
         url=url,
-        is_loopback=is_loopback(config.listen.host),
+        is_loopback=config.listen.is_loopback,
         has_tls=url.startswith("https://"),
         problem=asyncio.run(find_address_problem(url, coordinator, authority)) if url else "",
     )
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 async def find_address_problem(url: str, coordinator: str, authority: Path | None) -> str:

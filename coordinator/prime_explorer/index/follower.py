@@ -11,6 +11,7 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 import threading
 import urllib.error
@@ -314,6 +315,8 @@ def main(argv: list[str] | None = None) -> int:
     """0: standard input closed, 1: the index cannot be kept."""
     args = parse_args(argv)
     os.nice(NICENESS)
+    # Ctrl-C reaches every process of the terminal. Its parent ends this one, by closing standard input.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     configure_logging(LogConfig(), stream=sys.stderr, secrets=[])
     stop = threading.Event()
     threading.Thread(target=_stop_when_stdin_closes, args=(stop,), daemon=True).start()
