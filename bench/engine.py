@@ -1,6 +1,6 @@
 """Rollout tokens per second of the torch engine, proofs included, against transformers' generate and vLLM on the CPU.
 
-    python bench/engine.py [--rounds 5] [--prompts 256] [--precision float32]
+    python bench/engine.py [--rounds 5] [--prompts 256] [--precision float32] [--vocabulary 151936]
 
 One Qwen2 of a million parameters with random weights, the same prompts and lengths for all, sampling on, one thread, 64
 sequences at once. Two kinds of work:
@@ -18,6 +18,10 @@ little. vLLM needs .vllm/ (`make .vllm/ready`), and runs without our sampling an
 What proofs cost is less than two turns differ by. So the engine runs with and without them in pairs, one right after
 the other and each first in turn; the median over the pairs counts. Beside it stand the ratio of the fastest turns, and
 the share of the time that is spent inside the code of the proofs, which knows nothing of what they do to caches.
+
+The same comparison with transformers and vLLM then runs once with the vocabulary of Qwen, where the draw and the head
+are most of the work of so small a model (engine_vocabulary.py), with the share of time in draw, proofs and head.
+`dispatches_growth` is how many operations a step of 256 rows asks a GPU for, over those of one with 16.
 """
 
 import json
@@ -36,83 +40,50 @@ import numpy as np
 import torch
 import transformers
 from benchmark import BenchmarkParser, print_result
+from engine_vocabulary import TimedProofs, measure_dispatches, measure_shares, report_shares
 
 from prime_node.engine.interface import GenerateRequest, Sampling
 from prime_node.engine.torch.engine import TorchEngine
 from prime_node.engine.torch.generation import ProofBuilder
+from prime_node.selftest.probe import NoProofs
 from prime_trainer.model.tiny import make_tiny_checkpoint
 
 ROOT = Path(__file__).resolve().parents[1]
 VLLM = ROOT / ".vllm" / "bin" / "python"
-VOCABULARY, PROMPT_TOKENS, ROWS, EQUAL_TOKENS, TOKENS_MAX = 512, 16, 64, 128, 512
-EOS = frozenset(range(8))
-"""One token in 64 ends a sequence."""
+PROMPT_TOKENS = 16
+END_SHARE = 64
+"""One token in so many ends a sequence."""
 POOL_SHARE = 8
 """Sequences tried for each one that is taken."""
 PAIRS = 4
 """Turns with and without proofs in each round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What is generated."""
+
+    vocabulary: int = 512
+    rows: int = 64
+    """At once."""
+    equal_tokens: int = 128
+    tokens_max: int = 512
+    median_tokens: int = 48
+
+    @property
+    def eos(self) -> frozenset[int]:
+        return frozenset(range(self.vocabulary // END_SHARE))
+
+
 Work = tuple[list[GenerateRequest], list[int]]
 Contender = Callable[[Work], None]
 Turns = dict[tuple[str, str], list[float]]
 """CPU seconds, by kind of work and contender."""
 
 
-class NoProofs(ProofBuilder):
-    """The engine without its proofs, for what they cost."""
-
-    def join(self, generation: Any) -> None:
-        generation.proof_page = 0
-
-    def record_states(self, lineup: Any, hidden: Any) -> None:
-        pass
-
-    def finish(self, generation: Any) -> None:
-        pass
-
-    def is_ready(self, generation: Any) -> bool:
-        return True
-
-    def take(self, generation: Any) -> bytes:
-        return b""
-
-
-class TimedProofs(ProofBuilder):
-    """Proofs that know how long they took. On a CPU all of it is done inside these calls."""
-
-    spent_s = 0.0
-    is_inside = False
-
-    def join(self, generation: Any) -> None:
-        self._time(super().join, generation)
-
-    def record_states(self, lineup: Any, hidden: Any) -> None:
-        self._time(super().record_states, lineup, hidden)
-
-    def finish(self, generation: Any) -> None:
-        self._time(super().finish, generation)
-
-    def is_ready(self, generation: Any) -> bool:
-        return bool(self._time(super().is_ready, generation))
-
-    def take(self, generation: Any) -> bytes:
-        return bytes(self._time(super().take, generation))
-
-    def submit_full_pages(self) -> None:
-        self._time(super().submit_full_pages)
-
-    def _time(self, work: Callable[..., Any], *given: Any) -> Any:
-        if self.is_inside:
-            return work(*given)
-        self.is_inside, started = True, time.thread_time()
-        found = work(*given)
-        TimedProofs.spent_s += time.thread_time() - started
-        self.is_inside = False
-        return found
-
-
-def make_requests(count: int) -> list[GenerateRequest]:
+def make_requests(setting: Setting, count: int) -> list[GenerateRequest]:
     dice = np.random.default_rng(1)
-    prompts = dice.integers(len(EOS), VOCABULARY, (count, PROMPT_TOKENS), dtype=np.int32)
+    prompts = dice.integers(len(setting.eos), setting.vocabulary, (count, PROMPT_TOKENS), dtype=np.int32)
     seeds = dice.integers(0, 2**64, count, dtype=np.uint64).tolist()
     return [
         GenerateRequest(number=n, prompt=prompt, seed=seed)
@@ -120,13 +91,13 @@ def make_requests(count: int) -> list[GenerateRequest]:
     ]
 
 
-def pick_heavy(engine: TorchEngine, count: int) -> Work:
+def pick_heavy(setting: Setting, engine: TorchEngine, count: int) -> Work:
     """Requests whose lengths are spread as a log-normal is, in random order."""
-    pool = make_requests(POOL_SHARE * count)
-    sampling = Sampling(temperature=1.0, eos=EOS, tokens_max=TOKENS_MAX)
+    pool = make_requests(setting, POOL_SHARE * count)
+    sampling = Sampling(temperature=1.0, eos=setting.eos, tokens_max=setting.tokens_max)
     lengths = {done.number: len(done.tokens) for done in engine.generate(pool, sampling)}
-    normal = statistics.NormalDist(np.log(48), 1.2)
-    wanted = [np.exp(normal.inv_cdf((place + 0.5) / count)).clip(4, TOKENS_MAX) for place in range(count)]
+    normal = statistics.NormalDist(np.log(setting.median_tokens), 1.2)
+    wanted = [np.exp(normal.inv_cdf((place + 0.5) / count)).clip(4, setting.tokens_max) for place in range(count)]
     taken = []
     for length in reversed(wanted):
         nearest = min(lengths, key=lambda number: abs(lengths[number] - length))
@@ -148,16 +119,17 @@ class Lengths(transformers.StoppingCriteria):
 class Generate:
     """transformers' own, a full batch at a time."""
 
-    def __init__(self, folder: Path, precision: str) -> None:
+    def __init__(self, setting: Setting, folder: Path, precision: str) -> None:
+        self.rows = setting.rows
         transformers.logging.set_verbosity_error()
         transformers.logging.disable_progress_bar()
         self.model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, precision))
 
     def __call__(self, work: Work) -> None:
         requests, lengths = work
-        for start in range(0, len(requests), ROWS):
-            prompts = torch.tensor(np.stack([request.prompt for request in requests[start : start + ROWS]])).long()
-            here = lengths[start : start + ROWS]
+        for start in range(0, len(requests), self.rows):
+            here = slice(start, start + self.rows)
+            prompts = torch.tensor(np.stack([request.prompt for request in requests[here]])).long()
             self.model.generate(
                 prompts,
                 attention_mask=torch.ones_like(prompts),
@@ -167,22 +139,25 @@ class Generate:
                 top_p=1.0,
                 eos_token_id=None,
                 pad_token_id=0,
-                max_new_tokens=max(here),
-                stopping_criteria=transformers.StoppingCriteriaList([Lengths(here)]),
+                max_new_tokens=max(lengths[here]),
+                stopping_criteria=transformers.StoppingCriteriaList([Lengths(lengths[here])]),
             )
 
 
 class Ours:
     """The torch engine."""
 
-    def __init__(self, folder: Path, precision: str, proofs: type[ProofBuilder] = ProofBuilder) -> None:
-        self.engine = TorchEngine(device="cpu", precision=precision, threads=1, batch_max=ROWS, proofs=proofs)
+    def __init__(
+        self, setting: Setting, folder: Path, precision: str, proofs: type[ProofBuilder] = ProofBuilder
+    ) -> None:
+        self.setting = setting
+        self.engine = TorchEngine(device="cpu", precision=precision, threads=1, batch_max=setting.rows, proofs=proofs)
         self.engine.load(folder)
 
     def __call__(self, work: Work) -> None:
         requests, lengths = work
         is_equal = len(set(lengths)) == 1
-        eos, tokens_max = (frozenset[int](), lengths[0]) if is_equal else (EOS, TOKENS_MAX)
+        eos, tokens_max = (frozenset[int](), lengths[0]) if is_equal else (self.setting.eos, self.setting.tokens_max)
         done = self.engine.generate(requests, Sampling(temperature=1.0, eos=eos, tokens_max=tokens_max))
         total = sum(len(completion.tokens) for completion in done)
         assert abs(total - sum(lengths)) <= 0.01 * total, "lengths differ from the ones picked"
@@ -191,7 +166,7 @@ class Ours:
 class Vllm:
     """bench/engine_vllm.py in .vllm/, told when to run."""
 
-    def __init__(self, folder: Path, precision: str) -> None:
+    def __init__(self, setting: Setting, folder: Path, precision: str) -> None:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -201,7 +176,7 @@ class Vllm:
             "VLLM_NO_USAGE_STATS": "1",
             "HF_HUB_OFFLINE": "1",
         }
-        command = [str(VLLM), str(ROOT / "bench" / "engine_vllm.py"), str(folder), precision, str(ROWS)]
+        command = [str(VLLM), str(ROOT / "bench" / "engine_vllm.py"), str(folder), precision, str(setting.rows)]
         self.process = subprocess.Popen(
             command,
             env=environment,
@@ -242,22 +217,56 @@ def main() -> int:
     parser = BenchmarkParser(__doc__)
     parser.add_size("--rounds", 5, 1)
     parser.add_size("--prompts", 256, 2)
+    parser.add_size("--vocabulary", 151_936, 2048, "of the second comparison")
+    parser.add_size("--vocabulary-prompts", 32, 2, "of the second comparison")
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
     flags = parser.parse()
     torch.set_num_threads(1)
+    has_vllm = VLLM.exists() and not flags.smoke
     with tempfile.TemporaryDirectory() as place:
-        folder = make_tiny_checkpoint(Path(place), vocabulary=VOCABULARY, hidden=128, layers=4, eos=None)
-        return compare(
-            folder, flags.rounds, flags.prompts, flags.precision, with_vllm=VLLM.exists() and not flags.smoke
-        )
+        tiny, real = Setting(), Setting(flags.vocabulary, rows=32, equal_tokens=32, tokens_max=192, median_tokens=24)
+        folders = [
+            make_tiny_checkpoint(Path(place) / name, vocabulary=each.vocabulary, hidden=128, layers=4, eos=None)
+            for name, each in (("tiny", tiny), ("real", real))
+        ]
+        turns, works = compare(tiny, folders[0], flags.rounds, flags.prompts, flags.precision, with_vllm=has_vllm)
+        ratios = report(tiny, turns, works)
+        costs = {
+            kind: measure_proofs(tiny, folders[0], flags.precision, work, flags.rounds) for kind, work in works.items()
+        }
+        report_costs(costs, flags.rounds)
+        turns, works = compare(real, folders[1], 1, flags.vocabulary_prompts, flags.precision, with_vllm=has_vllm)
+        real_ratios = report(real, turns, works)
+        report_shares(measure_shares(Ours(real, folders[1], flags.precision, TimedProofs), works["heavy"]))
+        growth = measure_dispatches(folders[0])
+    if not has_vllm:
+        print("without vLLM: `make .vllm/ready` installs it, --smoke leaves it out")
+    heavy, equal = ratios["transformers generate"]
+    print_result(
+        vs_hf_generate=f"{heavy:.2f}",
+        vs_hf_equal=f"{equal:.2f}",
+        proof_overhead=f"{max(cost.median for cost in costs.values()):.3f}",
+        vs_vllm_cpu=f"{min(ratios['vLLM on the CPU']):.2f}" if has_vllm else "missing",
+        dispatches_growth=f"{growth:.3f}",
+        real_vocab_vs_hf=f"{real_ratios['transformers generate'][0]:.2f}",
+    )
+    return 0
 
 
-def compare(folder: Path, rounds: int, prompts: int, precision: str, *, with_vllm: bool) -> int:
-    ours = Ours(folder, precision)
-    contenders: dict[str, Any] = {"torch engine": ours, "transformers generate": Generate(folder, precision)}
+def compare(
+    setting: Setting, folder: Path, rounds: int, prompts: int, precision: str, *, with_vllm: bool
+) -> tuple[Turns, dict[str, Work]]:
+    ours = Ours(setting, folder, precision)
+    contenders: dict[str, Any] = {
+        "torch engine": ours,
+        "transformers generate": Generate(setting, folder, precision),
+    }
     if with_vllm:
-        contenders["vLLM on the CPU"] = Vllm(folder, precision)
-    works = {"heavy": pick_heavy(ours.engine, prompts), "equal": (make_requests(prompts), [EQUAL_TOKENS] * prompts)}
+        contenders["vLLM on the CPU"] = Vllm(setting, folder, precision)
+    works = {
+        "heavy": pick_heavy(setting, ours.engine, prompts),
+        "equal": (make_requests(setting, prompts), [setting.equal_tokens] * prompts),
+    }
     turns: Turns = {(kind, name): [] for kind in works for name in contenders}
     for number in range(rounds + 1):
         for kind, name in turns:
@@ -265,10 +274,7 @@ def compare(folder: Path, rounds: int, prompts: int, precision: str, *, with_vll
             turns[kind, name] += [took_s] if number else []
     if with_vllm:
         contenders["vLLM on the CPU"].close()
-    report(
-        turns, works, rounds, {kind: measure_proofs(folder, precision, work, rounds) for kind, work in works.items()}
-    )
-    return 0
+    return turns, works
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,13 +289,13 @@ class ProofCost:
     """Time inside their code, over all the other time."""
 
 
-def measure_proofs(folder: Path, precision: str, work: Work, rounds: int) -> ProofCost:
-    sides = Ours(folder, precision), Ours(folder, precision, NoProofs)
+def measure_proofs(setting: Setting, folder: Path, precision: str, work: Work, rounds: int) -> ProofCost:
+    sides = Ours(setting, folder, precision), Ours(setting, folder, precision, NoProofs)
     pairs = []
     for number in range(PAIRS * rounds + 1):
         took_s = {side: measure(side, work) for side in (sides if number % 2 else sides[::-1])}
         pairs += [[took_s[side] for side in sides]] if number else []
-    timed, timed_s = Ours(folder, precision, TimedProofs), 0.0
+    timed, timed_s = Ours(setting, folder, precision, TimedProofs), 0.0
     for number in range(rounds + 1):
         if number == 1:
             TimedProofs.spent_s = timed_s = 0.0
@@ -302,38 +308,30 @@ def measure_proofs(folder: Path, precision: str, work: Work, rounds: int) -> Pro
     )
 
 
-def report(turns: Turns, works: dict[str, Work], rounds: int, costs: dict[str, ProofCost]) -> None:
+def report(setting: Setting, turns: Turns, works: dict[str, Work]) -> dict[str, list[float]]:
+    """Our speed over that of each contender, for heavy-tailed and equal lengths."""
     speeds = {key: sum(works[key[0]][1]) / statistics.median(times) for key, times in turns.items()}
-    lengths = works["heavy"][1]
-    print(
-        f"{len(lengths)} prompts, {ROWS} at once, one thread, median of {rounds}; heavy: {sum(lengths)} tokens, ",
-        end="",
-    )
-    print(f"median {statistics.median(lengths):.0f}, longest {max(lengths)}; equal: {EQUAL_TOKENS} each")
+    lengths, rounds = works["heavy"][1], len(next(iter(turns.values())))
+    print(f"vocabulary {setting.vocabulary}: {len(lengths)} prompts, {setting.rows} at once, one thread, ", end="")
+    print(f"median of {rounds}; heavy: {sum(lengths)} tokens, median {statistics.median(lengths):.0f}, ", end="")
+    print(f"longest {max(lengths)}; equal: {setting.equal_tokens} each")
     names = list(dict.fromkeys(name for _, name in speeds))
     print(f"{'tokens per CPU second':<32}{'heavy':>10}{'equal':>10}{'ours over it':>16}")
     ratios = {name: [speeds[kind, "torch engine"] / speeds[kind, name] for kind in works] for name in names}
     for name in names:
         heavy, equal = ratios[name]
         print(f"{name:<32}{speeds['heavy', name]:>10.0f}{speeds['equal', name]:>10.0f}{heavy:>9.2f}{equal:>7.2f}")
+    return ratios
+
+
+def report_costs(costs: dict[str, ProofCost], rounds: int) -> None:
     print(f"{'what proofs cost':<32}{'heavy':>10}{'equal':>10}")
     for text, name in (
         (f"median of {PAIRS * rounds} pairs", "median"),
         ("fastest turns", "fastest"),
         ("time inside their code", "inside"),
     ):
-        print(f"{text:<32}" + "".join(f"{getattr(costs[kind], name):>10.1%}" for kind in works))
-    heavy, equal = ratios["transformers generate"]
-    vllm = "missing" if "vLLM on the CPU" not in ratios else f"{min(ratios['vLLM on the CPU']):.2f}"
-    if vllm == "missing":
-        print("without vLLM: `make .vllm/ready` installs it, --smoke leaves it out")
-    overhead = max(cost.median for cost in costs.values())
-    print_result(
-        vs_hf_generate=f"{heavy:.2f}",
-        vs_hf_equal=f"{equal:.2f}",
-        proof_overhead=f"{overhead:.3f}",
-        vs_vllm_cpu=vllm,
-    )
+        print(f"{text:<32}" + "".join(f"{getattr(cost, name):>10.1%}" for cost in costs.values()))
 
 
 if __name__ == "__main__":
