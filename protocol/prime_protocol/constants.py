@@ -58,7 +58,7 @@ assert 128 * 8 * KEYSTORE_SCRYPT_N <= KEYSTORE_SCRYPT_MEMORY_BYTES_MAX
 # --- Codec ----------------------------------------------------------------------------------------------------------
 
 FRAME_BYTES_MAX = 4 * 2**20
-"""Largest message read. The largest honest one is the manifest of a 62 GB checkpoint: 4,000 shards, about 0.5 MiB."""
+"""Largest message read, but for manifests, which have a limit of their own."""
 
 TEXT_CHARS_MAX = 1024
 """Longest string field that names no bound of its own."""
@@ -447,8 +447,12 @@ FILES_MAX = 1024
 
 FILE_NAME_CHARS_MAX = 128
 
-TENSORS_MAX = 2**14
-"""Most tensors in one checkpoint. A dense 70B model has 723; a mixture of experts that keeps them apart, thousands."""
+TENSORS_MAX = 2**16
+"""Most tensors in one checkpoint. A dense 70B model has 723. Mixtures that keep their experts apart have many more:
+Qwen3-30B-A3B 18,867, Qwen3-235B-A22B 36,945."""
+
+MANIFEST_BYTES_MAX = 16 * 2**20
+"""Longest signed manifest. That of Qwen3-30B-A3B has 3.4 MB. Only what the run's trainer has signed is parsed."""
 
 TENSOR_NAME_CHARS_MAX = 256
 TENSOR_DIMS_MAX = 8
@@ -456,8 +460,8 @@ TENSOR_DIMS_MAX = 8
 CHECKPOINT_BYTES_MAX = 2**43
 """Largest file or tensor, 8 TiB. Far above any checkpoint, far below where 64-bit sums overflow."""
 
-SAFETENSORS_HEADER_BYTES_MAX = 4 * 2**20
-"""Largest safetensors header read. An honest tensor takes about 150 bytes of it: TENSORS_MAX of them take 2.4 MiB."""
+SAFETENSORS_HEADER_BYTES_MAX = 16 * 2**20
+"""Largest safetensors header read. An honest tensor takes about 150 bytes of it: TENSORS_MAX of them take 9.4 MiB."""
 
 DELTA_BLOCK_LANES = 2**21
 """Lanes patched at a time, so that memory is bounded by a block (4 MiB of bf16) and not by the largest tensor."""
@@ -474,7 +478,7 @@ CHILD_RECORD_BYTES_MAX = 3 * 2**10
 assert SHARD_BYTES_MIN <= SHARD_BYTES <= SHARD_BYTES_MAX, "the default must be allowed"
 assert SHARDS_MAX * SHARD_BYTES_MAX < CHECKPOINT_BYTES_MAX, "a manifest's bytes must be countable"
 assert TENSORS_MAX * 150 < SAFETENSORS_HEADER_BYTES_MAX, "a file with every tensor must be readable"
-assert TENSORS_MAX * 170 + SHARDS_MAX * 80 < FRAME_BYTES_MAX, "the largest honest manifest must fit a message"
+assert TENSORS_MAX * 170 + SHARDS_MAX * 80 < MANIFEST_BYTES_MAX, "the largest honest manifest must fit"
 assert DELTA_BLOCK_LANES * 4 < 2**32, "lengths inside a block are 32-bit"
 
 # --- Tasks ----------------------------------------------------------------------------------------------------------

@@ -17,9 +17,9 @@ from prime_node.engine.measurement import ClaimedRow
 from prime_node.engine.process import EngineDied, EngineProcess, build_command, build_environment
 from prime_node.jobs.file_checks import weigh_rows
 from prime_protocol.proofs.tolerance import Precision, Tolerance
-from prime_trainer.model.tiny import make_tiny_checkpoint
+from prime_trainer.model.tiny import make_expert_checkpoint, make_tiny_checkpoint
 from support.engine_claims import AUDIT, CHANGED, FLOAT32, SAMPLING, VLLM, make_orders, write
-from support.spliced_weights import splice_checkpoint
+from support.spliced_weights import join_experts, splice_checkpoint
 
 SHAPE = {"heads": 4, "kv_heads": 2, "hidden": 128}
 """vLLM's attention on CPUs wants at least 32 values in a head, and a split needs whole heads."""
@@ -122,6 +122,35 @@ async def test_one_and_two_ranks_and_torch_verify_each_other_before_and_after_ne
                     assert await find_flaws(process, stale["split"], Tolerance()), f"{reader} takes old weights"
             stale = claims
         assert tokens[first] != tokens[second] != tokens[other]
+
+
+@slow
+@needs_vllm
+@pytest.mark.timeout(1500)
+async def test_a_mixture_of_experts_is_verified_by_every_engine_before_and_after_new_weights(tmp_path: Path) -> None:
+    """Also after a step that joined the tensors of the experts, as a trainer writes them."""
+    first, other = (make_expert_checkpoint(tmp_path / f"{seed}", seed=seed, **SHAPE) for seed in (0, 1))
+    changed = frozenset({"model.layers.0.mlp.experts.3.up_proj.weight", "model.layers.1.mlp.gate.weight"})
+    second = splice_checkpoint(tmp_path / "second", first, other, changed)
+    joined = join_experts(tmp_path / "joined", other)
+    orders = make_orders(24)
+    async with AsyncExitStack() as stack:
+        engines = {
+            "torch": await start(stack, tmp_path, ranks=1, engine=EngineKind.TORCH),
+            "whole": await start(stack, tmp_path, ranks=1),
+            "split": await start(stack, tmp_path, ranks=2),
+        }
+        tokens = []
+        for checkpoint, names in ((first, None), (second, changed), (joined, None)):
+            for process in engines.values():
+                await process.load(checkpoint, names)
+            claims = {name: await write(process, orders) for name, process in engines.items()}
+            tokens.append(get_tokens(claims["torch"]))
+            for writer, written in claims.items():
+                assert get_tokens(written) == tokens[-1], writer
+                for reader, process in engines.items():
+                    assert await find_flaws(process, written) == [], f"{writer} -> {reader}"
+        assert tokens[0] != tokens[1] != tokens[2]
 
 
 @slow

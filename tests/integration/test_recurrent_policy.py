@@ -1,13 +1,16 @@
-"""A policy without attention, from rollouts to the next checkpoint: generated, audited, learnt from, generated again.
+"""Policies outside of the dense family, from rollouts to the next checkpoint: generated, audited, learnt from, generated
+again.
 
-The engine carries the state of the recurrence from token to token, the audit reads whole texts, the trainer reads them
-in rows: all three must mean the same policy. test_devnet.py runs the same as a network, where time allows.
+Of one without attention the engine carries the state of the recurrence from token to token, the audit reads whole
+texts, the trainer reads them in rows; of a mixture of experts all three must choose the same experts. test_devnet.py
+runs the recurrent one as a network, where time allows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -19,7 +22,7 @@ from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest
 from prime_trainer.data.packing import PackLayout, Sample
 from prime_trainer.model.distributed import RankGroup
-from prime_trainer.model.tiny import EOS_TOKEN, make_recurrent_checkpoint
+from prime_trainer.model.tiny import EOS_TOKEN, make_expert_checkpoint, make_recurrent_checkpoint
 from prime_trainer.publish.outgoing import stage_weights, write_weights
 from support.training_samples import make_learner
 
@@ -58,14 +61,24 @@ def count_good(engine: TorchEngine, made: Sequence[Completion]) -> int:
     return good
 
 
-def test_what_it_generates_passes_the_audit_is_learnt_from_and_makes_the_next_checkpoint(tmp_path: Path) -> None:
-    first = make_recurrent_checkpoint(tmp_path / "first", hidden=HIDDEN, layers=2)
+KINDS: dict[str, tuple[Callable[..., Path], PackLayout]] = {
+    "recurrent": (make_recurrent_checkpoint, PackLayout.STACKED),
+    "experts": (make_expert_checkpoint, PackLayout.PACKED),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_it_generates_passes_the_audit_is_learnt_from_and_makes_the_next_checkpoint(
+    kind: str, tmp_path: Path
+) -> None:
+    make, layout = KINDS[kind]
+    first = make(tmp_path / "first", hidden=HIDDEN, layers=2)
     made = generate(open_engine(first))
     assert len({len(each.tokens) for each in made}) > 2, "some ended before others"
     assert count_good(open_engine(first), made) == len(made)
 
     learner = make_learner(first)
-    assert learner.policy.layout is PackLayout.STACKED
+    assert learner.policy.layout is layout
     samples = [
         Sample(order.prompt, each.tokens, each.logprobs, 1.0 if order.number % 2 else -1.0, 1.0)
         for order, each in zip(ORDERS, made, strict=True)
@@ -79,5 +92,6 @@ def test_what_it_generates_passes_the_audit_is_learnt_from_and_makes_the_next_ch
     again = generate(open_engine(second))
     assert count_good(open_engine(second), again) == len(again)
     assert count_good(open_engine(first), again) < len(again), "work with other weights than the audit's is found"
-    model = AutoModelForCausalLM.from_pretrained(second, dtype=torch.float32)
-    assert not any("attn" in name for name, _ in model.named_parameters())
+    if kind == "recurrent":
+        model = AutoModelForCausalLM.from_pretrained(second, dtype=torch.float32)
+        assert not any("attn" in name for name, _ in model.named_parameters())

@@ -30,7 +30,7 @@ from prime_node.joining import CoordinatorInfo, ListedRun, choose_run, complete_
 from prime_node.reverse.dial_back import DialBackClient
 from prime_node.reverse.reachability import Reachability
 from prime_node.weights.connection import ConnectionBroken, ConnectionPool
-from prime_protocol.constants import CLASS_CHARS_MAX, CLASSES_MAX, FRAME_BYTES_MAX
+from prime_protocol.constants import CLASS_CHARS_MAX, CLASSES_MAX, MANIFEST_BYTES_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.gossip.guard import GossipGuard
 from prime_protocol.weights.manifest import ManifestKind, ManifestShard, open_manifest
@@ -172,7 +172,7 @@ async def _probe_server(
     received, began_ms = 0, clock.monotonic_ms()
     try:
         async with asyncio.timeout(SERVER_S), links.borrow(server.serving.urls) as link:
-            answer = await link.get(f"/manifests/{wanted}", {}, body_bytes_max=FRAME_BYTES_MAX)
+            answer = await link.get(f"/manifests/{wanted}", {}, body_bytes_max=MANIFEST_BYTES_MAX)
             facts = replace(facts, reached=facts.reached + 1)
             signed = open_manifest(answer.body, network=config.network_id, run=config.run_id, trainer=trainer)
             began_ms = clock.monotonic_ms()

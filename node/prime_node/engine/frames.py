@@ -27,6 +27,7 @@ from prime_protocol.constants import (
     READERS_MAX,
     ROLLOUT_FILE_BYTES_MAX,
     ROLLOUT_ROWS_MAX,
+    TENSORS_MAX,
     VOCAB_SIZE_MAX,
 )
 from prime_protocol.errors import RemoteError
@@ -40,7 +41,6 @@ from prime_protocol.wire.ids import Digest, NodeId
 PIPE_BYTES_MAX = 2 * ROLLOUT_FILE_BYTES_MAX
 """Longest frame: all rows of the largest rollout file, with a margin."""
 HEADER_BYTES = 5
-TENSORS_MAX = 2**14
 PROBLEM_BYTES_MAX = 4096
 
 ArrayBytes = Annotated[bytes, Size(0, PIPE_BYTES_MAX)]

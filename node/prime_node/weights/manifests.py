@@ -8,7 +8,7 @@ from hashlib import sha256
 from random import Random
 
 from prime_node.weights.connection import ConnectionBroken, ConnectionPool
-from prime_protocol.constants import FRAME_BYTES_MAX
+from prime_protocol.constants import MANIFEST_BYTES_MAX
 from prime_protocol.errors import RemoteError
 from prime_protocol.weights.manifest import SignedManifest
 from prime_protocol.weights.transfer import ManifestLink, make_manifest_link, plan_manifest_path
@@ -130,7 +130,7 @@ class ManifestResolver:
         """The manifest from one server, or the reason why it sent none."""
         try:
             async with asyncio.timeout(MANIFEST_MS / 1000), self._connections.borrow(urls, node) as connection:
-                answer = await connection.get(f"/manifests/{digest}", {}, body_bytes_max=FRAME_BYTES_MAX)
+                answer = await connection.get(f"/manifests/{digest}", {}, body_bytes_max=MANIFEST_BYTES_MAX)
             if answer.status != 200:
                 raise RemoteError("manifest", f"was answered with HTTP {answer.status}")
             if sha256(answer.body).digest() != digest:

@@ -16,7 +16,6 @@ from prime_protocol.constants import (
     ADDRESS_CHARS_MAX,
     ADDRESSES_MAX,
     BOOTSTRAP_PEERS_MAX,
-    FRAME_BYTES_MAX,
     GOSSIP_FRAME_BYTES_MAX,
     GOSSIP_LIFE_MS,
     GOSSIP_MANIFESTS_MAX,
@@ -24,6 +23,7 @@ from prime_protocol.constants import (
     GOSSIP_PARENTS_MAX,
     GOSSIP_REPEAT_MS,
     HEAD_REPEAT_MS,
+    MANIFEST_BYTES_MAX,
     PEER_RECORD_BYTES_MAX,
     PEER_RECORDS_MAX,
     PROTOCOL_VERSION,
@@ -71,7 +71,7 @@ class CheckpointAnnounced:
     """The checkpoint's, the same for a keyframe and a delta that lead to the same weights."""
     manifest: Digest
     """SHA-256 of the signed manifest's frame: what to ask a parent for first."""
-    manifest_bytes: Annotated[int, Range(1, FRAME_BYTES_MAX)]
+    manifest_bytes: Annotated[int, Range(1, MANIFEST_BYTES_MAX)]
     kind: ManifestKind
     base: Digest | None
     """Root of the checkpoint that a delta is applied to; None for a keyframe."""

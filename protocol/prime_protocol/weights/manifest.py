@@ -22,6 +22,7 @@ from prime_protocol.constants import (
     ENVELOPE_LIFE_MS_MAX,
     FILE_NAME_CHARS_MAX,
     FILES_MAX,
+    MANIFEST_BYTES_MAX,
     SHARD_BYTES_MAX,
     SHARD_BYTES_MIN,
     SHARDS_MAX,
@@ -329,13 +330,13 @@ def seal_manifest(
 
 def open_manifest(frame: bytes, *, network: NetworkId, run: RunId, trainer: NodeId) -> SignedManifest:
     """What the trainer of this run signed, or RemoteError."""
-    envelope = open_envelope(frame, network=network)
+    envelope = open_envelope(frame, network=network, bytes_max=MANIFEST_BYTES_MAX)
     payload = envelope.payload
     if payload.kind != MANIFEST_KIND:
         raise RemoteError("Payload.kind", f"is {payload.kind}, expected {MANIFEST_KIND}")
     if payload.sender != trainer:
         raise RemoteError("Payload.sender", f"is {payload.sender}, the trainer of {run} is {trainer}")
-    manifest = decode(Manifest, payload.body)
+    manifest = decode(Manifest, payload.body, bytes_max=MANIFEST_BYTES_MAX)
     for field, named in (("Payload.run", payload.run), ("Manifest.run", manifest.run)):
         if named != run:
             raise RemoteError(field, f"is {named}, this is about {run}")

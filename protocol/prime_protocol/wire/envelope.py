@@ -12,6 +12,7 @@ from prime_protocol.constants import (
     ENVELOPE_LIFE_MS_MAX,
     FRAME_BYTES_MAX,
     KIND_CHARS_MAX,
+    MANIFEST_BYTES_MAX,
     PROTOCOL_VERSION,
     PROTOCOL_VERSION_MIN,
     REPLAY_ENTRIES_MAX,
@@ -44,7 +45,7 @@ class Payload:
     issued_at_ms: Uint
     expires_at_ms: Uint
     kind: Annotated[str, Size(1, KIND_CHARS_MAX)]
-    body: bytes
+    body: Annotated[bytes, Size(0, MANIFEST_BYTES_MAX)]
     """Canonical encoding of the message that `kind` names."""
 
     def __post_init__(self) -> None:
@@ -93,12 +94,18 @@ def seal_envelope(
     return key.sign(_signed_digest(payload)) + payload
 
 
-def open_envelope(frame: bytes, *, network: NetworkId, version_min: int = PROTOCOL_VERSION_MIN) -> Envelope:
+def open_envelope(
+    frame: bytes,
+    *,
+    network: NetworkId,
+    version_min: int = PROTOCOL_VERSION_MIN,
+    bytes_max: int = FRAME_BYTES_MAX,
+) -> Envelope:
     """Check form, audience and signature; the time is checked by `check_time`, repetition by the guard."""
-    if not SIGNATURE_BYTES < len(frame) <= FRAME_BYTES_MAX:
-        raise RemoteError("envelope", f"is {len(frame)} bytes, allowed is {SIGNATURE_BYTES + 1} to {FRAME_BYTES_MAX}")
+    if not SIGNATURE_BYTES < len(frame) <= bytes_max:
+        raise RemoteError("envelope", f"is {len(frame)} bytes, allowed is {SIGNATURE_BYTES + 1} to {bytes_max}")
     signature, raw = Signature(frame[:SIGNATURE_BYTES]), frame[SIGNATURE_BYTES:]
-    payload = decode(Payload, raw)
+    payload = decode(Payload, raw, bytes_max=bytes_max)
     if payload.version < version_min:
         raise RemoteError("Payload.version", f"is {payload.version}, this run needs {version_min}: please upgrade")
     if payload.network != network:

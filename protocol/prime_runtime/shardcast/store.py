@@ -22,7 +22,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from prime_protocol.constants import FRAME_BYTES_MAX, SIGNATURE_BYTES
+from prime_protocol.constants import MANIFEST_BYTES_MAX, SIGNATURE_BYTES
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.weights.manifest import ManifestKind, SignedManifest, open_manifest
 from prime_protocol.weights.transfer import ManifestLink, make_manifest_link
@@ -227,7 +227,7 @@ class ShardStore:
     def _read_manifest(self, path: Path) -> SignedManifest | None:
         try:
             with path.open("rb") as file:
-                return self.open_frame(file.read(FRAME_BYTES_MAX + 1))
+                return self.open_frame(file.read(MANIFEST_BYTES_MAX + 1))
         except FileNotFoundError:
             return None
         except (OSError, RemoteError) as error:

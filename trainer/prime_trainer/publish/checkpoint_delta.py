@@ -8,7 +8,7 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from prime_protocol.constants import FRAME_BYTES_MAX
+from prime_protocol.constants import MANIFEST_BYTES_MAX
 from prime_protocol.errors import LocalError
 from prime_protocol.weights.manifest import Manifest, ManifestKind, ManifestTensor, verify_base, verify_shard
 from prime_protocol.weights.manifest_builder import DELTA_FILE, build_delta, build_keyframe
@@ -53,7 +53,7 @@ def write_delta(old: HashedCheckpoint, new: HashedCheckpoint, step: Step, folder
 
 def apply_delta(base: Path, delta: Path, out: Path, run: RunId, base_step: Step) -> Manifest:
     """Write the result to `out`, verifying every shard and every resulting tensor. `base` is only read."""
-    manifest = decode(Manifest, read_delta_manifest(delta))
+    manifest = decode(Manifest, read_delta_manifest(delta), bytes_max=MANIFEST_BYTES_MAX)
     if manifest.kind is not ManifestKind.DELTA:
         raise LocalError(f"{delta} holds a {manifest.kind}, not a delta")
     if out.exists():
@@ -76,6 +76,6 @@ def apply_delta(base: Path, delta: Path, out: Path, run: RunId, base_step: Step)
 def read_delta_manifest(folder: Path) -> bytes:
     try:
         with (folder / MANIFEST_FILE).open("rb") as file:
-            return file.read(FRAME_BYTES_MAX + 1)
+            return file.read(MANIFEST_BYTES_MAX + 1)
     except OSError as error:
         raise LocalError(f"cannot read {folder / MANIFEST_FILE}: {error.strerror}") from None

@@ -110,7 +110,10 @@ class VllmEngine:
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
         assert self.queue == EngineQueue(), "a completion comes from one checkpoint"
         files, tensors = ModelFiles.open(checkpoint), FolderTensors.open(checkpoint)
-        is_swap = self._llm is not None and files.digest == self._files
+        # A mixture's experts have tensors of their own in one checkpoint and joined ones in the next, as trainers write.
+        is_swap = (
+            self._llm is not None and files.digest == self._files and tensors.tensors.keys() == self._shapes.keys()
+        )
         # If loading fails, no job runs until a checkpoint has been loaded completely.
         self._files = None
         if is_swap:
