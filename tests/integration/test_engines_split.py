@@ -12,7 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from prime_node.engine.child import is_drawn_for_noise
 from prime_node.engine.config import EngineConfig, EngineKind
+from prime_node.engine.interface import GenerateRequest
 from prime_node.engine.measurement import ClaimedRow
 from prime_node.engine.process import EngineDied, EngineProcess, build_command, build_environment
 from prime_node.jobs.file_checks import weigh_rows
@@ -21,6 +23,7 @@ from prime_trainer.model.tiny import make_expert_checkpoint, make_tiny_checkpoin
 from support.engine_claims import AUDIT, CHANGED, FLOAT32, SAMPLING, VLLM, make_orders, write
 from support.spliced_weights import join_experts, splice_checkpoint
 
+BF16 = "bfloat16-imitated"
 SHAPE = {"heads": 4, "kv_heads": 2, "hidden": 128}
 """vLLM's attention on CPUs wants at least 32 values in a head, and a split needs whole heads."""
 needs_vllm = pytest.mark.skipif(not (VLLM / "bin/python").exists(), reason="vLLM is not installed: make .vllm/ready")
@@ -162,7 +165,7 @@ async def test_in_bfloat16_a_split_model_is_within_the_tolerance_of_every_other_
     async with AsyncExitStack() as stack:
         engines = [
             await start(stack, tmp_path, ranks=1, engine=EngineKind.TORCH),
-            *[await start(stack, tmp_path, ranks=ranks, precision="bfloat16-imitated") for ranks in (1, 2)],
+            *[await start(stack, tmp_path, ranks=ranks, precision=BF16) for ranks in (1, 2)],
         ]
         for process in engines:
             await process.load(checkpoint)
@@ -170,3 +173,25 @@ async def test_in_bfloat16_a_split_model_is_within_the_tolerance_of_every_other_
             written = await write(writer, orders)
             for reader in engines:
                 assert await find_flaws(reader, written, Tolerance()) == []
+        await check_noise(
+            await start(stack, tmp_path, ranks=1, engine=EngineKind.TORCH, precision=BF16),
+            engines[1],
+            orders,
+            checkpoint,
+        )
+
+
+async def check_noise(torch: EngineProcess, vllm: EngineProcess, orders: list[GenerateRequest], folder: Path) -> None:
+    """vLLM measures the noise of a drawn sample of the rows, and finds what torch finds in all of them."""
+    await torch.load(folder)
+    written = await write(torch, orders)
+    all_rows, some_rows = await torch.check(written, SAMPLING, AUDIT), await vllm.check(written, SAMPLING, AUDIT)
+    drawn = [row.row for row in some_rows if any(span.is_read_twice for span in row.spans)]
+    assert drawn == [row.row for row in all_rows if is_drawn_for_noise(AUDIT, row.row)]
+    assert 0 < len(drawn) < len(orders)
+    for row in drawn:
+        for ours, theirs in zip(all_rows[row].spans, some_rows[row].spans, strict=True):
+            if ours.is_whole:
+                assert theirs.own_mantissa_error_mean == pytest.approx(ours.own_mantissa_error_mean, rel=0.5)
+                assert theirs.own_logprob_error_sum == pytest.approx(ours.own_logprob_error_sum, rel=0.5)
+                assert theirs.logprob_error_sum == pytest.approx(ours.logprob_error_sum, rel=0.01, abs=1e-4)

@@ -1,5 +1,4 @@
-"""Policies outside of the dense family, from rollouts to the next checkpoint: generated, audited, learnt from, generated
-again.
+"""Policies outside of the dense family, from rollouts to the next checkpoint: generated, audited, learnt from.
 
 Of one without attention the engine carries the state of the recurrence from token to token, the audit reads whole
 texts, the trainer reads them in rows; of a mixture of experts all three must choose the same experts. test_devnet.py

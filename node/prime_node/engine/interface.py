@@ -110,6 +110,9 @@ class TokenSequence:
     prompt: NDArray[np.int32]
     output: NDArray[np.int32]
     seed: int
+    is_read_twice: bool = True
+    """In a bfloat16 run: whether to read it in both precisions. An engine for which that is no more work reads all so.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

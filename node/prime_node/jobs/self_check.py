@@ -14,6 +14,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import astuple
 from hashlib import sha256
 from pathlib import Path
 
@@ -133,5 +134,5 @@ def count_sample(rows: int) -> int:
 
 def name_engine_kind(facts: EngineFacts, software: Sequence[str]) -> str:
     """What decides which numbers an engine computes: a digest of its versions, device, precision and model."""
-    parts = (facts.engine, facts.device, facts.precision, str(facts.hidden), str(facts.vocabulary), *software)
+    parts = (*map(str, astuple(facts)), *software)
     return sha256("\n".join(parts).encode()).hexdigest()[:32]

@@ -231,30 +231,27 @@ class DenseModel:
         return 2 * shape.layers * shape.kv_heads * shape.head_dim * item_bytes
 
     def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
-        return self.decoder.forward(*self.plan_forward(sequences, firsts))
-
-    def plan_forward(
-        self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]
-    ) -> tuple[ForwardBatch, Tensor]:
-        """The batch, and the indices of the tokens whose states are wanted."""
-        lengths = [len(sequence) for sequence in sequences]
-        starts = np.cumsum([0, *lengths[:-1]])
-        wanted = [
-            np.arange(start + first, start + length)
-            for start, first, length in zip(starts, firsts, lengths, strict=True)
-        ]
-        batch = ForwardBatch(
-            tokens=self._send(np.concatenate(sequences)),
-            positions=self._send(np.concatenate([np.arange(length) for length in lengths])),
-            runs=plan_runs(lengths, 0),
-        )
-        return batch, self._send(np.concatenate(wanted))
+        return self.decoder.forward(*plan_forward(sequences, firsts, self.decoder.device))
 
     def get_logits(self, hidden: Tensor) -> Tensor:
         return self.decoder.get_logits(hidden)
 
-    def _send(self, numbers: NDArray[np.int64]) -> Tensor:
-        return torch.from_numpy(numbers).to(self.decoder.device)
+
+def plan_forward(
+    sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int], device: torch.device
+) -> tuple[ForwardBatch, Tensor]:
+    """The batch of whole sequences, and the indices of the tokens whose states are wanted."""
+    lengths = [len(sequence) for sequence in sequences]
+    starts = np.cumsum([0, *lengths[:-1]])
+    wanted = [
+        np.arange(start + first, start + length) for start, first, length in zip(starts, firsts, lengths, strict=True)
+    ]
+    batch = ForwardBatch(
+        tokens=torch.from_numpy(np.concatenate(sequences)).to(device),
+        positions=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])).to(device),
+        runs=plan_runs(lengths, 0),
+    )
+    return batch, torch.from_numpy(np.concatenate(wanted)).to(device)
 
 
 class DenseBatch:

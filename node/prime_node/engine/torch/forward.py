@@ -6,7 +6,7 @@ very tokens, and thus what an honest worker may deviate by, whatever the model. 
 values, whatever type holds them. Products are summed in float32 and rounded once, as hardware does.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from prime_node.engine.interface import ForwardResult, Sampling, TokenSequence
-from prime_node.engine.torch.dense import MLP_TOKENS, DenseDecoder, DenseModel, ForwardBatch, LayerWeights, get_angles
+from prime_node.engine.torch.dense import (
+    MLP_TOKENS,
+    DenseDecoder,
+    DenseModel,
+    ForwardBatch,
+    LayerWeights,
+    get_angles,
+    plan_forward,
+)
 from prime_node.engine.torch.draws import Draws
 from prime_node.engine.torch.kernels import TorchOps
 from prime_node.engine.torch.model import TorchModel
@@ -27,26 +35,32 @@ from prime_protocol.proofs.toploc import tensor_to_bits
 class CrossPrecisionModel:
     """A decoder's forward pass in the other precision. Slower than the decoder: nothing is fused or done in place."""
 
-    def __init__(self, model: DenseModel) -> None:
-        self._model = model
-        self._decoder: DenseDecoder = model.decoder
-        self.rounds_to_bf16 = model.decoder.dtype == torch.float32
+    def __init__(self, decoder: DenseDecoder) -> None:
+        self._decoder = decoder
+        self.rounds_to_bf16 = decoder.dtype == torch.float32
         """Whether this model rounds; else the engine's model does."""
 
     def read(self, sequences: Sequence[NDArray[np.int64]], firsts: Sequence[int]) -> Tensor:
         """As TorchModel.read, in float32 tensors that hold the values of this precision."""
-        batch, wanted = self._model.plan_forward(sequences, firsts)
+        batch, wanted = plan_forward(sequences, firsts, self._decoder.device)
         return self._forward(batch, wanted)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return functional.embedding(tokens, self._decoder.embedding).float()
+
+    def list_layers(self) -> Iterable[LayerWeights]:
+        """In order. Each is used before the next one is taken."""
+        return self._decoder.layers
 
     def get_logits(self, hidden: Tensor) -> Tensor:
         return self._multiply(hidden, self._decoder.head, None)
 
     def _forward(self, batch: ForwardBatch, wanted: Tensor) -> Tensor:
         decoder = self._decoder
-        states = functional.embedding(batch.tokens, decoder.embedding).float()
+        states = self.embed(batch.tokens)
         angles = get_angles(decoder.frequencies, batch.positions)
         ops = TorchOps(self._round(angles), torch.float32)
-        for layer in decoder.layers:
+        for layer in self.list_layers():
             mixed = self._attend(batch, *self._project(states, layer, ops))
             states = self._add(states, mixed, layer.out, layer.out_bias)
             parts = [self._feed_forward(part, layer, ops) for part in states.split(MLP_TOKENS)]
@@ -97,7 +111,7 @@ class CrossPrecisionModel:
 
 def open_cross_precision(model: TorchModel) -> CrossPrecisionModel | None:
     """None for models outside the dense family, which transformers computes."""
-    return CrossPrecisionModel(model) if isinstance(model, DenseModel) else None
+    return CrossPrecisionModel(model.decoder) if isinstance(model, DenseModel) else None
 
 
 LOGITS_MAX = {"cpu": 2**22, "cuda": 2**27}
@@ -137,7 +151,7 @@ def get_length(sequence: TokenSequence) -> int:
 
 
 def forward_group(
-    model: TorchModel,
+    model: TorchModel | CrossPrecisionModel,
     sequences: Sequence[TokenSequence],
     sampling: Sampling,
     *,
@@ -148,7 +162,7 @@ def forward_group(
     # The hidden state of the last token is not needed.
     fed = [np.concatenate((sequence.prompt, sequence.output[:-1])).astype(np.int64) for sequence in sequences]
     firsts = [len(sequence.prompt) - 1 for sequence in sequences]
-    exact: TorchModel | CrossPrecisionModel = model if cross is None or cross.rounds_to_bf16 else cross
+    exact = model if cross is None or cross.rounds_to_bf16 else cross
     hidden = exact.read(fed, firsts)
     rows_max = max(1, LOGITS_MAX[hidden.device.type] // vocabulary)
     pieces = score_rows(exact.get_logits, hidden, sequences, sampling, rows_max)
@@ -156,7 +170,7 @@ def forward_group(
     bits = tensor_to_bits(hidden.to(torch.bfloat16))
     own_bits = own_logprobs = None
     if cross is not None:
-        rounded: TorchModel | CrossPrecisionModel = cross if cross.rounds_to_bf16 else model
+        rounded = cross if cross.rounds_to_bf16 else model
         own_hidden = rounded.read(fed, firsts)
         own_bits = tensor_to_bits(own_hidden.to(torch.bfloat16))
         own_logprobs = compute_logprobs(rounded.get_logits, own_hidden, sequences, sampling, rows_max).cpu().numpy()

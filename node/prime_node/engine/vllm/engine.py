@@ -12,6 +12,7 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -36,9 +37,10 @@ from prime_node.engine.interface import (
     TokenSequence,
     verify_requests,
 )
-from prime_node.engine.torch.device import choose_precision, describe_device, is_out_of_memory
-from prime_node.engine.torch.forward import verify_sequences
+from prime_node.engine.torch.device import EMULATED_BF16, choose_precision, describe_device, is_out_of_memory
+from prime_node.engine.torch.forward import forward_group, verify_sequences
 from prime_node.engine.torch.model import FolderTensors
+from prime_node.engine.torch.streamed import StreamedModel, open_streamed_model
 from prime_node.engine.vllm.launch import BATCH_MAX, NO_LIMITS, VllmLimits, choose_vllm_device, leave, start_vllm
 from prime_node.engine.vllm.records import ForwardRecord, GenerationRecord, expand_to_layers
 from prime_protocol.errors import LocalError
@@ -64,6 +66,9 @@ class VllmEngine:
         self._description = describe_device(self._device)
         self._attention = ""
         """Name of the attention backend, once a model is loaded."""
+        self._uses_both_precisions = precision in ("bfloat16", EMULATED_BF16)
+        """In bfloat16 runs some sequences are also computed in the other precision: see torch/streamed.py."""
+        self._other: StreamedModel | None = None
         self._limits = limits
         self._batch_limit = limits.batch_max or BATCH_MAX
         """Requests at once. It shrinks when memory runs out, and does not grow again."""
@@ -110,7 +115,7 @@ class VllmEngine:
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
         assert self.queue == EngineQueue(), "a completion comes from one checkpoint"
         files, tensors = ModelFiles.open(checkpoint), FolderTensors.open(checkpoint)
-        # A mixture's experts have tensors of their own in one checkpoint and joined ones in the next, as trainers write.
+        # Trainers join the tensors of a mixture's experts, which may be apart in the checkpoint before.
         is_swap = (
             self._llm is not None and files.digest == self._files and tensors.tensors.keys() == self._shapes.keys()
         )
@@ -121,6 +126,9 @@ class VllmEngine:
         else:
             self._start(checkpoint, tensors)
         self._files = files.digest
+        self._other = None
+        if self._uses_both_precisions:
+            self._other = open_streamed_model(files, tensors, device=self._device, dtype=self._dtype)
 
     def generate(
         self, requests: Sequence[GenerateRequest], sampling: Sampling, is_wanted: Callable[[], bool] = lambda: True
@@ -164,10 +172,26 @@ class VllmEngine:
             while waiting or reading:
                 while waiting and (not reading or len(reading) + len(self._writing) < self._batch_limit):
                     self._submit_reading(waiting.popleft(), reading)
-                for inner in self._step_llm(reading, waiting):
-                    yield self._call_worker("prime_take_reading", inner)
+                for sequence, inner in self._step_llm(reading, waiting):
+                    yield self._read_twice(sequence, self._call_worker("prime_take_reading", inner), sampling)
         finally:
             self._get_llm().abort_request(list(reading))
+
+    def _read_twice(self, sequence: TokenSequence, found: ForwardResult, sampling: Sampling) -> ForwardResult:
+        """With the values of both precisions, if those of this sequence are wanted and the model is known."""
+        if self._other is None or not sequence.is_read_twice:
+            return found
+        try:
+            with torch.inference_mode():
+                (other,) = forward_group(self._other, [sequence], sampling, vocabulary=self.facts.vocabulary)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            log.warning("no memory to read a text in both precisions, so its noise is not judged: %s", error)
+            free_memory()
+            return found
+        exact, rounded = (found, other) if self._other.rounds_to_bf16 else (other, found)
+        return replace(exact, bf16_hidden_bits=rounded.hidden_bits, bf16_logprobs=rounded.logprobs)
 
     def generate_plainly(self, prompts: Sequence[list[int]], tokens_max: int) -> None:
         """vLLM's own greedy completions: what our draws, records and proofs cost is measured against them."""
@@ -242,7 +266,7 @@ class VllmEngine:
         self._call_worker("prime_read", inner, sequence)
         reading[name] = sequence, inner
 
-    def _step_llm(self, reading: Readings, waiting: deque[TokenSequence]) -> list[str]:
+    def _step_llm(self, reading: Readings, waiting: deque[TokenSequence]) -> list[tuple[TokenSequence, str]]:
         """One step of everything in vLLM. Finished completions are kept; returns the finished readings."""
         llm = self._get_llm()
         try:
@@ -263,7 +287,7 @@ class VllmEngine:
         read = []
         for output in outputs:
             if output.request_id in reading:
-                read.append(reading.pop(output.request_id)[1])
+                read.append(reading.pop(output.request_id))
             else:
                 request, inner = self._writing.pop(output.request_id)
                 tokens, seen = list(output.outputs[0].token_ids), self._call_worker("prime_take", inner)
