@@ -2,6 +2,8 @@
 
     .vllm/bin/python tests/support/vllm_trials.py FOLDER CHANGED
 
+Without CHANGED it only puts a model that is split over two ranks under pressure.
+
 VLLM_USE_V2_MODEL_RUNNER=1 runs them on vLLM's second model runner; see interpreted_triton.py for what it needs.
 
 FOLDER holds the checkpoints; CHANGED names the tensor that differs between `first` and `partly`. Prints what happened
@@ -25,6 +27,7 @@ import torch
 
 from prime_node.engine.interface import Completion, EngineQueue, GenerateRequest, Sampling, TokenSequence
 from prime_node.engine.measurement import ClaimedRow, measure_row
+from prime_node.engine.torch.engine import TorchEngine
 from prime_node.engine.vllm.engine import VllmEngine
 from prime_node.engine.vllm.launch import VllmLimits
 from prime_protocol.errors import LocalError, RemoteError
@@ -36,6 +39,7 @@ EOS = frozenset({12})
 SAMPLING = Sampling(temperature=1.0, eos=EOS, tokens_max=40)
 LONG = Sampling(temperature=1.0, eos=frozenset(), tokens_max=100)
 STEP_TOKENS = 48
+SHARED_PROMPT_TOKENS, SHARED_SAMPLES = 150, 3
 CACHE_BYTES = 640 * 512
 """640 tokens of 512 bytes, for 16 requests of up to 200 tokens each."""
 
@@ -125,6 +129,23 @@ def join_running_batch(engine: VllmEngine, orders: list[GenerateRequest]) -> dic
     }
 
 
+def count_prefill(engine: VllmEngine, runner: Any) -> dict[str, int]:
+    """Tokens that vLLM computes for samples of one prompt, each with one output token."""
+    prompt = np.random.default_rng(7).integers(0, 32, SHARED_PROMPT_TOKENS).astype(np.int32)
+    samples = [GenerateRequest(number=n, prompt=prompt, seed=n) for n in range(SHARED_SAMPLES)]
+    execute, counts = runner.execute_model, list[int]()
+
+    def counted(output: Any, *args: Any, **kwargs: Any) -> Any:
+        counts.append(output.total_num_scheduled_tokens)
+        return execute(output, *args, **kwargs)
+
+    runner.execute_model = counted
+    list(engine.generate(samples, Sampling(temperature=1.0, eos=EOS, tokens_max=1)))
+    runner.execute_model = execute
+    block = engine._llm.vllm_config.cache_config.block_size
+    return {"computed": sum(counts), "prompt": len(prompt), "samples": len(samples), "block": block}
+
+
 def refusal(act: Any) -> str:
     try:
         act()
@@ -162,6 +183,7 @@ def main(folder: Path, changed: str) -> None:
     found["abandoned"] = len(some)
 
     found |= join_running_batch(engine, orders)
+    found["shared"] = count_prefill(engine, runner)
 
     execute = run_out_of_memory(runner, most=3)
     found["short_of_memory"] = get_tokens(list(engine.generate(orders, SAMPLING)))
@@ -192,5 +214,25 @@ def main(folder: Path, changed: str) -> None:
     print(json.dumps(found))
 
 
+def press_split_model(folder: Path) -> None:
+    """A cache that is too small for the requests, on two ranks."""
+    orders = make_orders()
+    limits = VllmLimits(batch_max=16, step_tokens=STEP_TOKENS, cache_bytes=CACHE_BYTES // 2, tensor_parallel=2)
+    engine = VllmEngine(device="cpu", limits=limits)
+    engine.load(folder / "first")
+    put_aside = count_calls(engine._llm.engine_core.engine_core.scheduler, "_preempt_request")
+    done = list(engine.generate(orders, LONG))
+    found: dict[str, Any] = {
+        "put_aside": len(put_aside),
+        "tokens": get_tokens(done),
+        "read": read(engine, orders, done, LONG),
+    }
+    reference = TorchEngine(device="cpu", precision="float32", batch_max=4)
+    reference.load(folder / "first")
+    found["torch"] = get_tokens(list(reference.generate(orders, LONG)))
+    print(json.dumps(found), flush=True)
+    engine._llm.engine_core.shutdown()
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    main(Path(sys.argv[1]), sys.argv[2]) if len(sys.argv) > 2 else press_split_model(Path(sys.argv[1]))

@@ -42,7 +42,12 @@ from prime_node.engine.torch.forward import forward_group, verify_sequences
 from prime_node.engine.torch.model import FolderTensors
 from prime_node.engine.torch.streamed import StreamedModel, open_streamed_model
 from prime_node.engine.vllm.launch import BATCH_MAX, NO_LIMITS, VllmLimits, choose_vllm_device, leave, start_vllm
-from prime_node.engine.vllm.records import ForwardRecord, GenerationRecord, expand_to_layers
+from prime_node.engine.vllm.records import (
+    ForwardRecord,
+    GenerationRecord,
+    expand_to_layers,
+    find_joined_experts,
+)
 from prime_protocol.errors import LocalError
 from prime_protocol.rollouts.rollout import FinishReason
 from prime_protocol.wire.ids import Digest
@@ -213,12 +218,17 @@ class VllmEngine:
             self._llm = None
             gc.collect()
             free_memory()
-        self._llm = start_vllm(checkpoint, device=self._device, dtype=self._dtype, limits=self._limits)
+        is_joined = any(find_joined_experts(name)[1] for name in tensors.tensors)
+        self._llm = start_vllm(
+            checkpoint, device=self._device, dtype=self._dtype, limits=self._limits, has_weights=not is_joined
+        )
         self._shapes = {name: span.shape for name, (span, _) in tensors.tensors.items()}
         # Generate one token, because vLLM finds out only at the first step what its kernels cannot run.
         request = GenerateRequest(number=0, prompt=np.zeros(1, np.int32), seed=0)
         try:
             self._call_workers("prime_install", self.facts.hidden)
+            if is_joined:
+                self._call_workers("prime_load", str(checkpoint), None)
             self._files = ModelFiles.open(checkpoint).digest
             self._attention = str(self._call_worker("prime_get_attention"))
             list(self.generate([request], Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)))

@@ -103,6 +103,17 @@ class ForwardRecord:
         )
 
 
+JOINED_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+
+
+def find_joined_experts(name: str) -> tuple[str, tuple[str, ...]]:
+    """Where the experts are that this tensor joins, and the matrices of each that it has; none if it joins none."""
+    found = JOINED_EXPERTS.fullmatch(name)
+    if found is None:
+        return "", ()
+    return found[1], ("gate_proj", "up_proj") if found[2] == "gate_up_proj" else ("down_proj",)
+
+
 LAYER_PREFIX = re.compile(r"^.*?\.[0-9]+\.")
 """A tensor's name up to the first number: the layer it belongs to."""
 

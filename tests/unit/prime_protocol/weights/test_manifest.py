@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from prime_protocol.constants import CHECKPOINT_BYTES_MAX, FILES_MAX, SHARD_BYTES_MIN, SHARDS_MAX, TENSORS_MAX
+from prime_protocol.constants import (
+    CHECKPOINT_BYTES_MAX,
+    FILES_MAX,
+    MANIFEST_BYTES_MAX,
+    SHARD_BYTES_MIN,
+    SHARDS_MAX,
+    TENSORS_MAX,
+)
 from prime_protocol.errors import RemoteError
 from prime_protocol.weights.delta import DELTA_HEADER, compute_record_bytes_max, encode_record
 from prime_protocol.weights.manifest import (
@@ -324,3 +331,37 @@ def test_a_delta_continues_its_base() -> None:
         with pytest.raises(RemoteError) as caught:
             verify_base(delta, base)
         assert caught.value.field == field
+
+
+def test_the_manifest_of_a_large_mixture_of_experts_fits_its_limit() -> None:
+    """Qwen3-235B-A22B: 94 layers of 128 experts with three matrices, and 2**14 shards."""
+    size, layers, experts = 1536 * 4096 * 2, 94, 128
+    names = [
+        f"model.layers.{layer}.mlp.experts.{expert}.{part}_proj.weight"
+        for layer in range(layers)
+        for expert in range(experts)
+        for part in ("down", "gate", "up")
+    ]
+    names += [f"model.layers.{layer}.self_attn.{part}" for layer in range(layers) for part in range(9)]
+    assert 36_000 < len(names) < TENSORS_MAX
+    digest = compute_blake3(b"")
+    total = len(names) * size
+    tensors = tuple(
+        make_tensor(name, shape=(1536, 4096), size=size, length=size, offset=100 + place * size, digest=digest)
+        for place, name in enumerate(sorted(names))
+    )
+    step = -(-(total + 100) // SHARDS_MAX)
+    shards = tuple(
+        ManifestShard(file=0, offset=offset, length=min(step, total + 100 - offset), digest=digest)
+        for offset in range(0, total + 100, step)
+    )
+    manifest = replace(
+        KEYFRAME,
+        shard_bytes=step,
+        files=(ManifestFile(name="model.safetensors", size=total + 100),),
+        shards=shards,
+        tensors=tensors,
+    )
+    frame = encode(manifest)
+    assert 4 * 2**20 < len(frame) < MANIFEST_BYTES_MAX
+    assert decode(Manifest, frame, bytes_max=MANIFEST_BYTES_MAX).root == manifest.root

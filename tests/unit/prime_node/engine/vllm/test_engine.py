@@ -45,25 +45,40 @@ def test_vllm_keeps_its_record_its_tokens_and_its_weights_whatever_happens(is_se
     assert found["runner"] == ("vllm.v1.worker.cpu.model_runner" if is_second else "vllm.v1.worker.cpu_model_runner")
     check_records(found)
     check_joined(found)
+    check_shared_prompts(found)
     check_memory(found)
     check_swaps(found)
     check_refusals(found)
 
 
+@pytest.mark.skipif(not PYTHON.exists(), reason="vLLM is not installed: make .vllm/ready")
+@pytest.mark.skipif(not os.environ.get("SLOW_TESTS"), reason="starts two ranks: SLOW_TESTS=1")
+@pytest.mark.timeout(900)
+def test_a_split_model_whose_requests_are_put_aside_keeps_its_records(tmp_path: Path) -> None:
+    make_tiny_checkpoint(tmp_path / "first", heads=4, kv_heads=2, hidden=128)
+    found = run_script(tmp_path, {})
+    assert found["put_aside"] > 0, "the cache was meant to be too small"
+    check_reading(found["read"], len(found["tokens"]))
+    assert found["tokens"] == found["torch"]
+
+
 def run_trials(folder: Path, *, is_second: bool) -> dict[str, Any]:
-    # What vLLM finds out about a class of models takes it seconds, once.
-    config = EngineConfig(variables=(f"VLLM_CACHE_ROOT={PYTHON.parents[1] / 'cache'}",))
-    environment = {**build_environment(config, folder / "engine"), "PYTHONPATH": str(TESTS)}
-    if is_second:
-        environment |= interpreted_triton.VARIABLES
-        environment["PYTHONPATH"] += f":{interpreted_triton.make_triton_folder(folder / 'with_triton')}"
     first, second = (
         make_tiny_checkpoint(folder / name, seed=seed, **SHAPE) for seed, name in enumerate(("first", "second"))
     )
     splice_checkpoint(folder / "partly", first, second, [CHANGED])
     make_tiny_checkpoint(folder / "deeper", layers=3, **SHAPE)
     make_tiny_checkpoint(folder / "small_heads", heads=4)
-    command = [str(PYTHON), str(TESTS / "support/vllm_trials.py"), str(folder), CHANGED]
+    return run_script(folder, interpreted_triton.VARIABLES if is_second else {}, CHANGED)
+
+
+def run_script(folder: Path, variables: dict[str, str], *more: str) -> dict[str, Any]:
+    # What vLLM finds out about a class of models takes it seconds, once.
+    config = EngineConfig(variables=(f"VLLM_CACHE_ROOT={PYTHON.parents[1] / 'cache'}",))
+    environment = {**build_environment(config, folder / "engine"), "PYTHONPATH": str(TESTS), **variables}
+    if variables:
+        environment["PYTHONPATH"] += f":{interpreted_triton.make_triton_folder(folder / 'with_triton')}"
+    command = [str(PYTHON), str(TESTS / "support/vllm_trials.py"), str(folder), *more]
     run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=800)
     sys.stderr.write(run.stderr[-4000:])
     assert run.returncode == 0
@@ -78,13 +93,24 @@ def check_records(found: dict[str, Any]) -> None:
     assert found["longest_prompt"] > found["step_tokens"]
     assert found["finishes"] == ["EOS", "LENGTH"]
     for name in ("long_read", "read", "greedy_read", "deeper_read"):
-        seen = found[name]
-        assert len(seen["rows"]) == len(found["first"])
-        assert seen["problems"] == []
-        assert seen["exponent_mismatches"] <= 2
-        assert seen["margin"] < TINY
-        assert seen["logprob_error"] < TINY
+        check_reading(found[name], len(found["first"]))
     assert 0 < found["abandoned"] < len(found["first"])
+
+
+def check_reading(seen: dict[str, Any], rows: int) -> None:
+    assert len(seen["rows"]) == rows
+    assert seen["problems"] == []
+    assert seen["exponent_mismatches"] <= 2
+    assert seen["margin"] < TINY
+    assert seen["logprob_error"] < TINY
+
+
+def check_shared_prompts(found: dict[str, Any]) -> None:
+    """Samples of a prompt compute it once, but for the end that fills no block of the prefix cache."""
+    shared = found["shared"]
+    rest = shared["prompt"] % shared["block"] or shared["block"]
+    assert shared["computed"] <= shared["prompt"] + (shared["samples"] - 1) * rest
+    assert shared["computed"] < shared["samples"] * shared["prompt"]
 
 
 def check_joined(found: dict[str, Any]) -> None:
