@@ -159,6 +159,8 @@ class DenseDecoder:
         return ops.norm(states, self.norm, self.shape.epsilon)
 
     def get_logits(self, hidden: Tensor) -> Tensor:
+        if self.shape.has_float32_head:
+            return multiply_in_float32(hidden, self.head)
         return functional.linear(hidden, self.head).float()
 
     def _project(self, states: Tensor, layer: LayerWeights, ops: FusedOps) -> tuple[Tensor, Tensor, Tensor]:
@@ -188,6 +190,14 @@ class DenseDecoder:
         normed = ops.norm(states, layer.mlp_norm, self.shape.epsilon)
         both = functional.linear(normed, layer.gate_up, layer.gate_up_bias)
         add_product(states, ops.silu_and_multiply(both), layer.down, layer.down_bias)
+
+
+def multiply_in_float32(hidden: Tensor, head: Tensor) -> Tensor:
+    """hidden @ head.T without rounding the products to the type of the factors."""
+    if hidden.is_cuda and hidden.dtype == head.dtype == torch.bfloat16:
+        # As vLLM does: no copy of the head in float32.
+        return torch.mm(hidden, head.t(), out_dtype=torch.float32)
+    return functional.linear(hidden.float(), head.float())
 
 
 def add_product(states: Tensor, factor: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -7,6 +7,7 @@ through transformers' own modules instead.
 from dataclasses import dataclass
 from typing import Any
 
+from prime_protocol.errors import LocalError
 from prime_runtime.model_files import ModelFiles
 
 ARCHITECTURES = {
@@ -58,6 +59,8 @@ class DenseShape:
     has_out_bias: bool
     has_mlp_bias: bool
     has_qk_norm: bool
+    has_float32_head: bool = False
+    """Logits of a bfloat16 model are computed and kept in float32."""
 
     @property
     def qkv_heads(self) -> int:
@@ -131,7 +134,19 @@ def parse_dense_shape(files: ModelFiles) -> DenseShape:
         has_out_bias=family != "qwen2" and has_attention_bias,
         has_mlp_bias=family == "llama" and bool(config.get("mlp_bias")),
         has_qk_norm=family == "qwen3",
+        has_float32_head=parse_head_precision(files),
     )
+
+
+def parse_head_precision(files: ModelFiles) -> bool:
+    """Whether config.json asks for a head in float32, by the key that vLLM reads too. LocalError: for anything else.
+
+    The terms of a run name the digest of its configuration, so all of its engines compute the head alike.
+    """
+    wanted = files.config.get("head_dtype", "model")
+    if wanted not in ("model", "float32"):
+        raise LocalError(f"head_dtype in {files.folder} is {wanted!r}; use float32, or leave it out")
+    return bool(wanted == "float32")
 
 
 def refuse_sliding_window(config: dict[str, Any], family: str, context_max: int) -> None:

@@ -53,7 +53,11 @@ class CrossPrecisionModel:
         return self._decoder.layers
 
     def get_logits(self, hidden: Tensor) -> Tensor:
-        return self._multiply(hidden, self._decoder.head, None)
+        return self.multiply_head(hidden, self._decoder.head)
+
+    def multiply_head(self, hidden: Tensor, head: Tensor) -> Tensor:
+        logits = functional.linear(hidden, head.float())
+        return logits if self._decoder.shape.has_float32_head else self._round(logits)
 
     def _forward(self, batch: ForwardBatch, wanted: Tensor) -> Tensor:
         decoder = self._decoder

@@ -16,9 +16,11 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from prime_node.engine.interface import Generation
+from prime_node.engine.torch.dense_shape import parse_head_precision
 from prime_node.engine.torch.model import FolderTensors, list_names
 from prime_protocol.errors import LocalError
 from prime_runtime.model_files import ModelFiles
@@ -40,6 +42,7 @@ class GenericModelPlan:
 
     kind: Any
     config: Any
+    has_float32_head: bool
 
 
 def plan_generic(files: ModelFiles, tensors: FolderTensors) -> GenericModelPlan:
@@ -64,7 +67,7 @@ def plan_generic(files: ModelFiles, tensors: FolderTensors) -> GenericModelPlan:
         raise LocalError(
             f"config.json in {files.folder} describes {parameters} parameters, its tensors hold {tensors.parameters}"
         )
-    return GenericModelPlan(kind, config)
+    return GenericModelPlan(kind, config, parse_head_precision(files))
 
 
 class GenericModel:
@@ -121,6 +124,9 @@ class GenericModel:
 
     def _multiply(self, hidden: Tensor) -> Tensor:
         head = self._model.get_output_embeddings()
+        if self._plan.has_float32_head:
+            bias = None if head.bias is None else head.bias.float()
+            return functional.linear(hidden.float(), head.weight.float(), bias)
         product: Tensor = head(hidden.to(head.weight.dtype)).float()
         return product
 

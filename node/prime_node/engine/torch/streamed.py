@@ -54,7 +54,7 @@ class StreamedModel(CrossPrecisionModel):
     def get_logits(self, hidden: Tensor) -> Tensor:
         device, dtype = self._decoder.device, self._decoder.dtype
         blocks: Sequence[Tensor] = self._tensors.get(self._head).split(HEAD_ROWS)
-        return torch.cat([self._multiply(hidden, block.to(device, dtype), None) for block in blocks], dim=1)
+        return torch.cat([self.multiply_head(hidden, block.to(device, dtype)) for block in blocks], dim=1)
 
 
 def open_streamed_model(
