@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from prime_node.selftest.random_model import write_safetensors
 from prime_protocol.weights.safetensors_header import LENGTH, get_header_bytes, parse_safetensors_header
+from prime_runtime.random_model import write_safetensors
 
 WEIGHTS = "model.safetensors"
 

@@ -217,7 +217,7 @@ def main(folder: Path, changed: str) -> None:
 def press_split_model(folder: Path) -> None:
     """A cache that is too small for the requests, on two ranks."""
     orders = make_orders()
-    limits = VllmLimits(batch_max=16, step_tokens=STEP_TOKENS, cache_bytes=CACHE_BYTES // 2, tensor_parallel=2)
+    limits = VllmLimits(batch_max=16, step_tokens=STEP_TOKENS, cache_bytes=CACHE_BYTES, tensor_parallel=2)
     engine = VllmEngine(device="cpu", limits=limits)
     engine.load(folder / "first")
     put_aside = count_calls(engine._llm.engine_core.engine_core.scheduler, "_preempt_request")

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from prime_lab.devnet.tiny_models import make_expert_checkpoint, make_recurrent_checkpoint, make_tiny_checkpoint
 from prime_node.engine.interface import Sampling, TokenSequence
 from prime_node.engine.torch import streamed
 from prime_node.engine.torch.dense import DenseModel
@@ -17,6 +16,7 @@ from prime_node.engine.torch.model import FolderTensors
 from prime_node.engine.torch.streamed import open_streamed_model
 from prime_protocol.errors import LocalError
 from prime_runtime.model_files import ModelFiles
+from prime_trainer.model.tiny import make_expert_checkpoint, make_recurrent_checkpoint, make_tiny_checkpoint
 
 CPU = torch.device("cpu")
 SAMPLING = Sampling(temperature=1.0, eos=frozenset({12}), tokens_max=40)
