@@ -46,7 +46,7 @@ from prime_node.engine.vllm.records import (
     ForwardRecord,
     GenerationRecord,
     expand_to_layers,
-    find_joined_experts,
+    is_mixture,
 )
 from prime_protocol.errors import LocalError
 from prime_protocol.rollouts.rollout import FinishReason
@@ -120,10 +120,8 @@ class VllmEngine:
     def load(self, checkpoint: Path, changed: frozenset[str] | None = None) -> None:
         assert self.queue == EngineQueue(), "a completion comes from one checkpoint"
         files, tensors = ModelFiles.open(checkpoint), FolderTensors.open(checkpoint)
-        # Trainers join the tensors of a mixture's experts, which may be apart in the checkpoint before.
-        is_swap = (
-            self._llm is not None and files.digest == self._files and tensors.tensors.keys() == self._shapes.keys()
-        )
+        # vLLM packs the experts for its kernels, and on CPUs goes on with the packed old ones after a swap.
+        is_swap = self._llm is not None and files.digest == self._files and not is_mixture(tensors.tensors)
         # If loading fails, no job runs until a checkpoint has been loaded completely.
         self._files = None
         if is_swap:
@@ -218,17 +216,12 @@ class VllmEngine:
             self._llm = None
             gc.collect()
             free_memory()
-        is_joined = any(find_joined_experts(name)[1] for name in tensors.tensors)
-        self._llm = start_vllm(
-            checkpoint, device=self._device, dtype=self._dtype, limits=self._limits, has_weights=not is_joined
-        )
+        self._llm = start_vllm(checkpoint, device=self._device, dtype=self._dtype, limits=self._limits)
         self._shapes = {name: span.shape for name, (span, _) in tensors.tensors.items()}
         # Generate one token, because vLLM finds out only at the first step what its kernels cannot run.
         request = GenerateRequest(number=0, prompt=np.zeros(1, np.int32), seed=0)
         try:
             self._call_workers("prime_install", self.facts.hidden)
-            if is_joined:
-                self._call_workers("prime_load", str(checkpoint), None)
             self._files = ModelFiles.open(checkpoint).digest
             self._attention = str(self._call_worker("prime_get_attention"))
             list(self.generate([request], Sampling(temperature=0.0, eos=frozenset(), tokens_max=1)))

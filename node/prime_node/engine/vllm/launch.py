@@ -53,13 +53,8 @@ class VllmLimits:
 NO_LIMITS = VllmLimits()
 
 
-def start_vllm(
-    checkpoint: Path, *, device: torch.device, dtype: torch.dtype, limits: VllmLimits, has_weights: bool = True
-) -> LLMEngine:
-    """Start vLLM with the model of a checkpoint folder. LocalError if it does not start.
-
-    `has_weights`: vLLM loads them. Else the worker does, once it is installed.
-    """
+def start_vllm(checkpoint: Path, *, device: torch.device, dtype: torch.dtype, limits: VllmLimits) -> LLMEngine:
+    """Start vLLM with the model of a checkpoint folder. LocalError if it does not start."""
     quiet_vllm_logs()
     is_cpu = current_platform.is_cpu()
     batch_max = limits.batch_max or BATCH_MAX
@@ -69,7 +64,7 @@ def start_vllm(
         args = EngineArgs(
             model=str(checkpoint),
             dtype=dtype,
-            load_format="safetensors" if has_weights else "dummy",
+            load_format="safetensors",
             skip_tokenizer_init=True,
             generation_config="vllm",
             max_model_len=-1,

@@ -103,15 +103,12 @@ class ForwardRecord:
         )
 
 
-JOINED_EXPERTS = re.compile(r"(.*\.experts)\.(gate_up_proj|down_proj)")
+EXPERTS = ".experts."
 
 
-def find_joined_experts(name: str) -> tuple[str, tuple[str, ...]]:
-    """Where the experts are that this tensor joins, and the matrices of each that it has; none if it joins none."""
-    found = JOINED_EXPERTS.fullmatch(name)
-    if found is None:
-        return "", ()
-    return found[1], ("gate_proj", "up_proj") if found[2] == "gate_up_proj" else ("down_proj",)
+def is_mixture(names: Collection[str]) -> bool:
+    """Whether these are the tensors of a mixture of experts, apart or joined."""
+    return any(EXPERTS in name for name in names)
 
 
 LAYER_PREFIX = re.compile(r"^.*?\.[0-9]+\.")

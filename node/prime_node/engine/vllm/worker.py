@@ -7,7 +7,7 @@ greedily from logits, so it gets 1 for the drawn token and 0 for all others: it 
 rounding or tie-breaking. Its second runner takes the tokens as they are. runners.py has the hooks on both.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from prime_node.engine.interface import ForwardResult, Sampling, TokenSequence
 from prime_node.engine.torch.draws import Draws
 from prime_node.engine.torch.model import FolderTensors
 from prime_node.engine.torch.sampling import check_scores, choose_tokens, compute_scores
-from prime_node.engine.vllm.records import ForwardRecord, GenerationRecord, find_joined_experts
+from prime_node.engine.vllm.records import ForwardRecord, GenerationRecord
 from prime_node.engine.vllm.runners import VLLM_ADVICE, DrawTokens, StepBatch, open_runner
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.toploc import tensor_to_bits
@@ -97,8 +97,7 @@ class PrimeWorker:
         worker: Any = self
         tensors = FolderTensors.open(Path(folder))
         wanted = [name for name in tensors.tensors if names is None or name in names]
-        weights = (part for name in wanted for part in split_experts(name, tensors.get(name)))
-        worker.reload_weights(weights_iterator=weights)
+        worker.reload_weights(weights_iterator=((name, tensors.get(name)) for name in wanted))
         # A tied output layer is not in the checkpoint, so vLLM does not process it again. On a CPU it would keep using
         # the old weights, which were packed when the model was started.
         head = getattr(self.model_runner.get_model(), "lm_head", None)
@@ -209,16 +208,3 @@ class PrimeWorker:
             draws = Draws(sampling.temperature, seeds[part], positions[part])
             numbers.append(compute_scores(logits, drawn, draws, sampling.eos))
         return check_scores(torch.cat(numbers, dim=1))
-
-
-def split_experts(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """A tensor under the names of public checkpoints. Trainers write all experts of a layer as one tensor, as
-    transformers keeps them; vLLM cannot shard such tensors over ranks.
-    """
-    place, parts = find_joined_experts(name)
-    if not parts:
-        yield name, tensor
-        return
-    for number, expert in enumerate(tensor):
-        for part, rows in zip(parts, expert.chunk(len(parts)), strict=True):
-            yield f"{place}.{number}.{part}.weight", rows

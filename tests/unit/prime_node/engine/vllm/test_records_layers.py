@@ -1,6 +1,6 @@
 """What is swapped into vLLM: whole layers, whatever part of them changed."""
 
-from prime_node.engine.vllm.records import expand_to_layers, find_joined_experts
+from prime_node.engine.vllm.records import expand_to_layers, is_mixture
 
 NAMES = [
     "model.embed_tokens.weight",
@@ -21,9 +21,7 @@ def test_a_changed_tensor_brings_the_rest_of_its_layer_and_no_other() -> None:
     assert expand_to_layers(set(), NAMES) == set()
 
 
-def test_joined_experts_are_known_by_their_names() -> None:
-    place = "model.layers.3.mlp.experts"
-    assert find_joined_experts(f"{place}.gate_up_proj") == (place, ("gate_proj", "up_proj"))
-    assert find_joined_experts(f"{place}.down_proj") == (place, ("down_proj",))
-    for name in (f"{place}.7.down_proj.weight", "model.layers.3.mlp.gate_up_proj", NAMES[0]):
-        assert find_joined_experts(name) == ("", ())
+def test_a_mixture_is_known_by_its_tensors_whether_apart_or_joined() -> None:
+    assert is_mixture(NAMES)
+    assert is_mixture(["model.layers.3.mlp.experts.gate_up_proj"])
+    assert not is_mixture([name for name in NAMES if "experts" not in name])
