@@ -19,8 +19,9 @@ from prime_node.engine.measurement import ClaimedRow
 from prime_node.engine.process import EngineDied, EngineProcess, build_command, build_environment
 from prime_node.jobs.file_checks import weigh_rows
 from prime_protocol.proofs.tolerance import Precision, Tolerance
-from prime_trainer.model.tiny import make_expert_checkpoint, make_tiny_checkpoint
+from prime_trainer.model.tiny import make_tiny_checkpoint
 from support.engine_claims import AUDIT, CHANGED, FLOAT32, SAMPLING, VLLM, make_orders, write
+from support.expert_models import make_expert_checkpoint
 from support.spliced_weights import join_experts, splice_checkpoint
 
 BF16 = "bfloat16-imitated"

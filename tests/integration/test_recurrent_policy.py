@@ -21,8 +21,9 @@ from prime_protocol.proofs.toploc_verify import find_faults, verify_proofs
 from prime_protocol.wire.ids import Digest
 from prime_trainer.data.packing import PackLayout, Sample
 from prime_trainer.model.distributed import RankGroup
-from prime_trainer.model.tiny import EOS_TOKEN, make_expert_checkpoint, make_recurrent_checkpoint
+from prime_trainer.model.tiny import EOS_TOKEN, make_recurrent_checkpoint
 from prime_trainer.publish.outgoing import stage_weights, write_weights
+from support.expert_models import make_expert_checkpoint
 from support.training_samples import make_learner
 
 HIDDEN = 32

@@ -84,13 +84,6 @@ def make_tiny_checkpoint(
     return folder
 
 
-def make_expert_checkpoint(folder: Path, *, experts: int = 8, experts_used: int = 2, **more: Any) -> Path:
-    """A mixture of experts, each with tensors of its own, as Qwen3 MoE is published."""
-    shape = {"num_experts": experts, "num_experts_per_tok": experts_used, "moe_intermediate_size": 32}
-    fixed = {"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [], "router_aux_loss_coef": 0.0}
-    return make_tiny_checkpoint(folder, family="qwen3_moe", **{**shape, **fixed, **more})
-
-
 def write_model(folder: Path, config: dict[str, Any], tensors: dict[str, NDArray[np.uint16]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / "config.json", config)

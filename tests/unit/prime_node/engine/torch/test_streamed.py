@@ -16,7 +16,8 @@ from prime_node.engine.torch.model import FolderTensors
 from prime_node.engine.torch.streamed import open_streamed_model
 from prime_protocol.errors import LocalError
 from prime_runtime.model_files import ModelFiles
-from prime_trainer.model.tiny import make_expert_checkpoint, make_recurrent_checkpoint, make_tiny_checkpoint
+from prime_trainer.model.tiny import make_recurrent_checkpoint, make_tiny_checkpoint
+from support.expert_models import make_expert_checkpoint
 
 CPU = torch.device("cpu")
 SAMPLING = Sampling(temperature=1.0, eos=frozenset({12}), tokens_max=40)
