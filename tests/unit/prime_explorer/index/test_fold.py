@@ -191,13 +191,14 @@ def test_a_reason_is_the_verdicts_or_says_why_there_is_none() -> None:
     assert row["reason"] == "the validators did not reach a majority, and no inspector decided in time"
     judged = world.submit(world.lease("bob", 1))
     world.judge(judged, INVALID, INVALID, ACCEPT)
-    world.judge(judged, INVALID, INVALID)
+    world.judge(judged, INVALID, INVALID, INVALID)
+    world.judge(judged, INVALID)
     assert world.settle(judged) is INVALID
     db, _ = fold(world.leaves)
     row = db.row("SELECT * FROM submissions WHERE submission=?", judged)
     assert row is not None
     assert row["reason"] == db.value("SELECT reason FROM verdicts WHERE outcome=? ORDER BY idx", str(INVALID))
-    assert [each["upheld"] for each in db.rows("SELECT upheld FROM verdicts ORDER BY idx")] == [1, 1, 0, 1, 1]
+    assert [each["upheld"] for each in db.rows("SELECT upheld FROM verdicts ORDER BY idx")] == [1, 1, 0, 1, 1, 1, 1]
 
 
 def test_an_inspected_verdict_is_shown_with_how_far_its_looks_were_off() -> None:
