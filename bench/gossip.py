@@ -161,13 +161,14 @@ async def measure(nodes: int, processes: int, seconds: int, per_s: float) -> Cos
         )
 
 
-async def measure_join(times: int) -> float:
-    """Seconds from the start of `prime-node start --coordinator URL` to its first messages over libp2p."""
+async def measure_join(times: int) -> tuple[float, float]:
+    """Seconds, and seconds of CPU, from the start of `prime-node start --coordinator URL` to its first messages over
+    libp2p."""
     from prime_node.cli.context import call_node
     from prime_runtime.http.control_api import ProgramNotRunning
     from support.processes.swarm import HERE, Command, running_swarm
 
-    async def join(folder: Path, url: str) -> float:
+    async def join(folder: Path, url: str) -> tuple[float, float]:
         flags = ("--role", "relay", "--folder", str(folder), "--coordinator", url, "--p2p-listen", HERE)
         command = Command(("prime-node", "start", *flags, "--page-enabled"), variables={"PRIME_PASSWORD": ""})
         began_s = time.monotonic()
@@ -181,7 +182,7 @@ async def measure_join(times: int) -> float:
                     state = {}
                 p2p = state.get("p2p", {"messages_in": 0, "messages_ignored": 0})
                 if p2p["messages_in"] + p2p["messages_ignored"]:  # the head may have come over HTTP before
-                    return time.monotonic() - began_s
+                    return time.monotonic() - began_s, read_cpu_s(command.pid)
                 await asyncio.sleep(0.02)
         finally:
             await command.kill()
@@ -189,7 +190,14 @@ async def measure_join(times: int) -> float:
     with tempfile.TemporaryDirectory() as folder:
         async with running_swarm(Path(folder), p2p=True) as swarm:
             url = swarm.coordinator.server.url
-            return median([await join(Path(folder) / f"node-{number}", url) for number in range(times)])
+            joins = [await join(Path(folder) / f"node-{number}", url) for number in range(times)]
+            return median(each[0] for each in joins), median(each[1] for each in joins)
+
+
+def read_cpu_s(pid: int) -> float:
+    """CPU that a process has used: on a busy machine its time says little."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 # --- Simulated --------------------------------------------------------------------------------------------------------
@@ -216,7 +224,7 @@ def main() -> None:
     args = parser.parse()
     cost = asyncio.run(measure(args.nodes, args.processes, args.seconds, args.rate))
     print(f"a message costs a node {cost.message_ms:.2f} ms and {cost.message_bytes / 1000:.1f} kB")
-    join_s = asyncio.run(measure_join(args.joins))
+    join_s, join_cpu_s = asyncio.run(measure_join(args.joins))
     for nodes in SHOWN_SIZES:
         extrapolate(cost, nodes)
     core_10k, kb_s_10k = extrapolate(cost, args.large // 10)
@@ -226,6 +234,7 @@ def main() -> None:
         kb_s_10k=f"{kb_s_10k:.1f}",
         core_share_100k=f"{core_100k:.4f}",
         join_s=f"{join_s:.1f}",
+        join_cpu_s=f"{join_cpu_s:.1f}",
         nodes=args.nodes,
         connections=f"{cost.connections:.1f}",
         message_ms=f"{cost.message_ms:.2f}",

@@ -125,6 +125,11 @@ class Command:
         return self._process is not None and self._process.returncode is None
 
     @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    @property
     def tail(self) -> str:
         return "\n".join(self.lines[-30:])
 
