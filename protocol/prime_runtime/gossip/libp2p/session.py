@@ -163,6 +163,9 @@ class P2PSession(INotifee):
         self._carry_out(self._table.connected_to(peer, remote[0] if remote else "", self._now_ms()))
         if (known := self._table.book.peers.get(peer)) and known.link:
             known.link.is_outbound = bool(conn.muxed_conn.is_initiator)
+            for target in known.targets:
+                # The dial that opened this connection has not returned yet.
+                target.is_reached |= known.link.is_outbound and remote is not None and target.address.port == remote[1]
         self._count()
 
     async def disconnected(self, network: Any, conn: Any) -> None:
@@ -345,10 +348,11 @@ class P2PSession(INotifee):
 
     def _count(self) -> None:
         counts = self._state.counts
-        counts.connected, counts.known = self._table.connected, self._table.book.known
-        counts.banned = self._table.book.count_banned(self._now_ms())
-        counts.record = self._get_own_record()
+        # Before the number of connections: a program that sees one may save it.
         counts.dialled = self._table.list_dialled()
+        counts.record = self._get_own_record()
+        counts.banned = self._table.book.count_banned(self._now_ms())
+        counts.connected, counts.known = self._table.connected, self._table.book.known
 
     def _now_ms(self) -> int:
         return self._state.clock.monotonic_ms()
