@@ -1,7 +1,7 @@
 """`prime-trainer`: trains a run's model and publishes its weights. It parses, then imports, then runs.
 
 Exit codes: 0 done or stopped on request, 1 refused (the message says what to do), 2 wrong command line, 3 verification
-of weights or messages failed, 4 the trainer is not running or does not answer, 130 interrupted.
+of weights or messages failed, 4 the trainer is not running or does not answer, 5 a plan does not fit, 130 interrupted.
 """
 
 import argparse
@@ -50,6 +50,7 @@ def parse_args(argv: list[str] | None) -> argparse.Namespace:
     add_model_commands(commands, command)
     text = "train on what the run accepts and publish each step, until stopped; resumes after any kind of exit"
     commands.add_parser("start", help=text, description=text)
+    add_plan(commands)
     add_status_and_stop(commands)
     add_publish(commands)
     text = "serve the published weights and announce them, until interrupted"
@@ -112,6 +113,24 @@ def add_model_commands(commands: Any, command: str) -> None:
 
             parser.add_argument("--config", type=Path, help="TOML file with settings; flags override it")
             add_flags(parser, get_model_config_type(name))
+
+
+def add_plan(commands: Any) -> None:
+    text = "plan the memory of training a model on GPUs that need not be there; exit code 5 if it does not fit"
+    plan = commands.add_parser("plan", help=text, description=text)
+    plan.add_argument("model", help="a model folder, of which only config.json is read, or a known name like QwQ-32B")
+    plan.add_argument("--gpus", type=int, default=8, help="ranks, one per GPU (default: 8)")
+    plan.add_argument("--memory", default="80GB", help="memory of each GPU (default: 80GB)")
+    plan.add_argument("--tokens", type=int, default=16_384, help="tokens of the longest pass (default: 16384)")
+    plan.add_argument("--replicas", type=int, default=1, help="copies of the sharded model (default: 1)")
+    plan.add_argument("--context", type=int, default=1, help="ranks that compute a pack together (default: 1)")
+    plan.add_argument("--precision", choices=("float32", "bfloat16"), default="bfloat16")
+    plan.add_argument("--head-precision", choices=("float32", "bfloat16"), help="default: that of the model")
+    plan.add_argument("--moments", choices=("float32", "bfloat16", "host"), default="float32")
+    plan.add_argument("--no-gradient-checkpointing", action="store_true", help="store all activations")
+    plan.add_argument("--offload-activations", action="store_true", help="store activations on the host")
+    plan.add_argument("--kl", action="store_true", help="with a second model for the KL term")
+    plan.add_argument("--json", action="store_true", help="print JSON")
 
 
 def add_status_and_stop(commands: Any) -> None:
@@ -289,6 +308,37 @@ def run_filter(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_plan(args: argparse.Namespace) -> int:
+    from prime_protocol.errors import LocalError
+    from prime_protocol.proofs.tolerance import Precision
+    from prime_runtime.settings.units import parse_amount
+    from prime_trainer.config import MomentStorage
+
+    try:
+        memory = int(parse_amount(args.memory, "bytes"))
+    except ValueError as error:
+        raise LocalError(f"--memory {error}") from None
+    if min(args.gpus, args.replicas, args.context) < 1 or args.tokens < 2:
+        raise LocalError("--gpus, --replicas and --context are 1 at least, --tokens 2")
+    from prime_trainer import planning
+
+    wishes = planning.MemoryWishes(
+        ranks=args.gpus,
+        tokens=args.tokens,
+        replicas=args.replicas,
+        precision=Precision(args.precision),
+        head_precision=args.head_precision and Precision(args.head_precision),
+        gradient_checkpointing=not args.no_gradient_checkpointing,
+        offload_activations=args.offload_activations,
+        moments=MomentStorage(args.moments),
+        context=args.context,
+        has_reference=args.kl,
+    )
+    verdict = planning.judge_memory(planning.open_config(args.model), wishes, memory)
+    print(verdict.render_json() if args.json else planning.render_verdict(verdict))
+    return 0 if verdict.fits else 5
+
+
 # --- Commands about a run ---------------------------------------------------------------------------------------------
 
 
@@ -435,6 +485,7 @@ COMMANDS: dict[str, Callable[[argparse.Namespace], int]] = {
     "sft": run_sft,
     "eval": run_eval,
     "filter": run_filter,
+    "plan": run_plan,
     "start": run_start,
     "status": run_status,
     "stop": run_stop,

@@ -19,6 +19,10 @@ from prime_trainer.data.packing import Floats, Ints, Pack
 
 Tensor = Any
 
+# The second names are those of torch before 2.13, which warns of them.
+gather_rows = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+scatter_sum = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ContextSlice:
@@ -91,13 +95,13 @@ class GatherRows(torch.autograd.Function):  # type: ignore[misc]
     def forward(ctx: Any, rows: Tensor, group: Any) -> Tensor:
         ctx.group = group
         gathered = rows.new_empty(dist.get_world_size(group) * rows.shape[0], *rows.shape[1:])
-        dist.all_gather_into_tensor(gathered, rows.contiguous(), group=group)
+        gather_rows(gathered, rows.contiguous(), group=group)
         return gathered
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         own = gradient.new_empty(gradient.shape[0] // dist.get_world_size(ctx.group), *gradient.shape[1:])
-        dist.reduce_scatter_tensor(own, gradient.contiguous(), group=ctx.group)
+        scatter_sum(own, gradient.contiguous(), group=ctx.group)
         return own, None
 
 
