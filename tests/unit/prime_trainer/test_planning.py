@@ -1,7 +1,9 @@
-"""Plans of a rank's memory: what is traced, and what is refused."""
+"""Plans of a rank's memory: what is traced, what is refused, and what a small model takes."""
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,24 +11,36 @@ import pytest
 from transformers import AutoConfig
 
 from prime_protocol.errors import LocalError
+from prime_protocol.proofs.tolerance import Precision
 from prime_trainer import cli
 from prime_trainer.planning import MemoryWishes, get_usable_bytes, judge_memory, open_config, plan_memory
+from support.processes.trainer_memory import SHAPE
 
-SHAPE = {
-    "vocab_size": 8192,
-    "hidden_size": 512,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+TRIALS = Path(__file__).parents[2] / "support" / "processes" / "trainer_memory.py"
+PLAN_ERROR_MAX = 0.1
 IS_SLOW = pytest.mark.skipif(not os.environ.get("SLOW_TESTS"), reason="traces deep models: SLOW_TESTS=1")
 
 
 def make_config(**changes: Any) -> Any:
     return AutoConfig.for_model("qwen2", **{**SHAPE, **changes})
+
+
+@IS_SLOW
+def test_a_small_model_takes_what_was_planned(tmp_path: Path) -> None:
+    """The C library is told to return freed memory, as otherwise it keeps a sixth of the peak."""
+    out, tokens = tmp_path / "peak.json", 512
+    environment = {
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": str(Path(__file__).parents[2]),
+    }
+    command = [sys.executable, str(TRIALS), str(tmp_path / "model"), str(out), str(tokens)]
+    subprocess.run(command, env=environment, check=True, capture_output=True)
+    wishes = MemoryWishes(ranks=1, tokens=tokens, precision=Precision.FLOAT32, device="cpu")
+    planned, measured = plan_memory(make_config(), wishes), json.loads(out.read_text())["peak_bytes"]
+    assert planned.total_bytes == pytest.approx(measured, rel=PLAN_ERROR_MAX), planned
 
 
 @IS_SLOW
