@@ -82,7 +82,8 @@ def run_script(folder: Path, variables: dict[str, str], *more: str) -> dict[str,
     run = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=800)
     sys.stderr.write(run.stderr[-4000:])
     assert run.returncode == 0
-    found: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
+    # The ranks of a split model print when they end.
+    found: dict[str, Any] = json.loads(next(line for line in run.stdout.splitlines()[::-1] if line[:1] == "{"))
     return found
 
 
