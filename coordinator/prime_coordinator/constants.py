@@ -28,10 +28,6 @@ LATENCY_MS_MAX = 60 * 60_000
 """The longest time that a row should take, and after which any lease is a straggler. A machine that is slow for its
 memory is given so few rows that the long ones are done by then."""
 
-LEASE_MS_MIN = 30_000
-"""Leases at the end of a step are not cut below this time of the node's work: each costs entries, a file and an audit
-draw."""
-
 ACTIVE_MS = 300_000
 """How long a worker counts for the shares of others after it asked for work."""
 

@@ -291,7 +291,7 @@ class TrainConfig(PublishConfig):
     """Precision of the computation; weights are always float32, and products are summed in float32."""
     head_precision: Precision | None = None
     """Precision of the head's products. Default: that of the model. float32 with a float32 head on the nodes
-    (engine.head_precision) keeps log-probs closer to theirs."""
+    (`head_dtype` in the model's config.json) keeps log-probs closer to theirs."""
     threads: Annotated[int, Between(1, 1024)] = 1
     """CPU threads of torch in each rank."""
     gradient_checkpointing: bool | None = None

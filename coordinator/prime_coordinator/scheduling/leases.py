@@ -109,8 +109,9 @@ class LeaseScheduler:
         if plan.slots < 1:
             return refuse_lease("the result would come too late for this step")
         free = self._free_slots(name, plan.step)
-        slot_ms, share = plan.samples * plan.load.row_ms, self._active[name].get_share(node)
-        span = free.take(limit_to_share(plan.slots, free=len(free), share=share, slot_ms=slot_ms))
+        share, total = self._active[name].get_share(node), get_step_terms(run, plan.step).slots_per_step
+        slot_ms = plan.samples * plan.load.row_ms
+        span = free.take(limit_to_share(plan.slots, free=len(free), total=total, share=share, slot_ms=slot_ms))
         if span is not None:
             return self._grant(plan, span, False, now_ms)
         duplicate = self._take_straggler(plan, now_ms)

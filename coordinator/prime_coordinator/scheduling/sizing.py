@@ -14,7 +14,6 @@ from prime_coordinator.constants import (
     CREDIT_GROWTH,
     IN_HAND_BATCHES,
     LATENCY_MS_MAX,
-    LEASE_MS_MIN,
     ROWS_CREDIT_MAX,
     TAIL_MEANS,
 )
@@ -140,13 +139,14 @@ class WorkerLoad:
         return int(min(LEASE_MS_MAX, max(LEASE_SLACK * self.expect_ms(rows), LEASE_TARGET_MS)))
 
 
-def limit_to_share(slots: int, *, free: int, share: float | None, slot_ms: float) -> int:
-    """A lease of at most half of the node's share of the free slots, so that all workers of a step end together.
+def limit_to_share(slots: int, *, free: int, total: int, share: float | None, slot_ms: float) -> int:
+    """A lease of at most the node's share of the free slots, so that all workers of a step end at about the same time.
 
-    It is not cut below what takes LEASE_MS_MIN, unless that is more than the share.
+    It is not cut below what takes LEASE_TARGET_MS, unless that is more than the node's share of the whole step. Each
+    lease costs entries, a file and an audit, and a whole quorum judges every file of a node on probation: leases of one
+    slot keep the validators of a small network from judging in time, and work that nobody judged is not paid.
     """
     if share is None:
         return slots
-    due = free * share
-    least = min(due, LEASE_MS_MIN / slot_ms)
-    return min(slots, max(1, int(max(due / 2, least))))
+    least = min(total * share, LEASE_TARGET_MS / slot_ms)
+    return min(slots, max(1, int(max(free * share, least))))

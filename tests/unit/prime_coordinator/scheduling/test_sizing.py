@@ -2,12 +2,13 @@
 
 from dataclasses import replace
 
+import pytest
+
 from prime_coordinator.constants import (
     ACTIVE_MS,
     BATCH_PARTS,
     IN_HAND_BATCHES,
     LATENCY_MS_MAX,
-    LEASE_MS_MIN,
     ROWS_CREDIT_MAX,
 )
 from prime_coordinator.scheduling.sizing import ActiveWorkers, RowCredits, WorkerLoad, limit_to_share
@@ -103,15 +104,23 @@ def test_strangers_that_only_ask_do_not_take_from_the_share_of_others() -> None:
     assert (workers.get_share(ANN), workers.get_share(BOB)) == (1.0, 0.0)
 
 
-def test_leases_shrink_towards_the_end_of_a_step_but_not_to_crumbs() -> None:
-    slot_ms = LEASE_MS_MIN / 4
+@pytest.mark.parametrize(
+    ("slot_ms", "expected"),
+    [
+        (LEASE_TARGET_MS, [32, 21, 14, 9, 6, 4, 3, 2, 1, 1, 1, 1, 1]),
+        (LEASE_TARGET_MS / 8, [32, 21, 14, 9, 8, 8, 4]),
+        (1.0, [32, 32, 32]),
+    ],
+)
+def test_leases_shrink_towards_the_end_of_a_step_but_not_to_crumbs(slot_ms: float, expected: list[int]) -> None:
     sizes = []
     free = 96
     while free:
-        sizes.append(limit_to_share(1000, free=free, share=0.5, slot_ms=slot_ms))
+        sizes.append(min(free, limit_to_share(1000, free=free, total=96, share=1 / 3, slot_ms=slot_ms)))
         free -= sizes[-1]
-    assert sizes[:3] == [24, 18, 13]
-    assert sizes == sorted(sizes, reverse=True)
-    assert sum(size < 4 for size in sizes) <= 4
-    assert limit_to_share(1000, free=5, share=0.01, slot_ms=1.0) == 1
-    assert limit_to_share(7, free=96, share=None, slot_ms=1.0) == 7
+    assert sizes == expected
+
+
+def test_a_lease_is_one_slot_at_least_and_alone_a_node_gets_what_fits_it() -> None:
+    assert limit_to_share(1000, free=5, total=96, share=0.001, slot_ms=1.0) == 1
+    assert limit_to_share(7, free=96, total=96, share=None, slot_ms=1.0) == 7
