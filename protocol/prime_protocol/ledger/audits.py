@@ -46,6 +46,10 @@ INVALID_BY_TWO_QUORUMS = 3
 """First rules under which a submission is invalid only by the lead that an accept needs."""
 
 
+OPEN_ROUNDS_SPEAK = 3
+"""First rules under which verdicts from before an appeal or a finding decide nothing about it by themselves."""
+
+
 def decide_outcome(rounds: Iterable[AuditRoundState], quorum: int, rules: int) -> Outcome | None:
     """The outcome that leads all others together: by `quorum` votes if it is fraudulent, else by 2 * quorum - 1.
 
@@ -70,7 +74,8 @@ def tally_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -
     """What an inspector ruled, or the rounds that count have decided: all, or those of an appeal or finding.
 
     If too few validators are left to draw and no inspector decides in time, a plain majority of all verdicts accepts.
-    Otherwise a small network would never credit work, and a single validator could block it.
+    Otherwise a small network would never credit work, and a single validator could block it. But if all judges of an
+    appeal or a finding are silent, the verdicts that it is about are not its judgement: it ends undecided.
     """
     submission, terms = run.submissions[name], run.get_terms(run.submissions[name])
     if submission.ruling is not None:
@@ -78,6 +83,8 @@ def tally_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -
     rounds = get_open_rounds(run, name)
     if not rounds or not needs_new_round(state, rounds, terms, at_ms):
         return decide_outcome(rounds, terms.quorum, state.rules.get_version(at_ms))
+    if state.rules.get_version(at_ms) >= OPEN_ROUNDS_SPEAK and not any(each.verdicts for each in rounds):
+        return None
     votes = _count_votes(submission.rounds)
     is_majority = votes[Outcome.ACCEPT] > max(terms.quorum, votes.total()) // 2
     is_last_word = is_stuck(state, run, name, at_ms) and not awaits_ruling(state, run, name, at_ms)

@@ -490,6 +490,20 @@ def test_a_judge_that_a_ruling_refutes_loses_stake() -> None:
     assert world.score(world.names[wrong], name) == PENALTY
 
 
+@pytest.mark.parametrize(("rules", "balance"), [(2, 19 * TOKEN), (3, 20 * TOKEN)])
+def test_a_finding_whose_judges_are_all_silent_is_not_dismissed_by_the_verdicts_it_is_about(
+    rules: int, balance: int
+) -> None:
+    world = World.started(vesting_ms=DAY_MS, validators=3 * TERMS.quorum, rules=rules)
+    world.deposit("eve", 20 * TOKEN)
+    name = world.settled("ann", ACCEPT)
+    world.file_finding("eve", name)
+    world.draw(name)
+    world.wait(TERMS.judgement_ms)
+    world.dismiss(name)
+    assert world.balance("eve") == balance
+
+
 def test_without_an_inspector_a_finding_that_has_no_judges_is_free() -> None:
     world, name = start_small()
     world.coordinate(e.NodeStatusSet(node=world.id("inspector"), status=e.NodeStatus.BANNED, reason=""))
