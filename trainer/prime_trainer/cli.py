@@ -19,6 +19,8 @@ MODEL_COMMANDS = {
     "eval": "evaluate a model on tasks and print its mean reward",
     "filter": "write the indexes of tasks that a model solves sometimes: neither too easy nor too hard",
 }
+EXTRA_MODULES = ("torch", "transformers", "tokenizers", "safetensors", "tensorboard")
+"""What the extra `trainer` brings."""
 RUN_SETTINGS = ("store", "coordinator", "run", "key", "password_file")
 COMMON_SETTINGS: dict[str, dict[str, tuple[str, ...]]] = {
     "start": {
@@ -184,6 +186,10 @@ def main(argv: list[str] | None = None) -> int:
         return fail(4, str(error))
     except LocalError as error:
         return fail(1, str(error))
+    except ModuleNotFoundError as error:
+        if error.name not in EXTRA_MODULES:
+            raise
+        return fail(1, f"this command needs {error.name}: pip install 'prime-swarm[trainer]'")
     except OSError as error:
         return fail(1, f"{error.filename}: {error.strerror}")
     except RemoteError as error:

@@ -96,6 +96,9 @@ def main(argv: list[str] | None = None) -> int:
     except (LocalError, RemoteError) as error:
         print(f"the devnet failed: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        print(f"the devnet needs {error.name}: pip install 'prime-swarm[node,trainer,lab]'", file=sys.stderr)
+        return 1
 
 
 async def run(args: argparse.Namespace, folder: Path) -> int:
