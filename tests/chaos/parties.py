@@ -167,6 +167,7 @@ def trainer_words(stage: Stage, name: str, coordinator_id: str) -> tuple[str, ..
         "poll_ms": 100,
         "shard_bytes": SHARD_BYTES,
         "batch.groups": SLOTS,
-        "checkpoints_kept": 3,
+        "save.keep": 3,
+        "save.every_steps": 1,
     }
     return ("prime-trainer", "start", *make_flags(settings))
