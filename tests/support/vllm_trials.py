@@ -129,6 +129,34 @@ def join_running_batch(engine: VllmEngine, orders: list[GenerateRequest]) -> dic
     }
 
 
+def read_in_turns(engine: VllmEngine, orders: list[GenerateRequest]) -> dict[str, Any]:
+    """Steps of completions between two rows of a forward pass finish the rest of it; the next one is given up."""
+    texts = make_texts(orders, list(engine.generate(orders, SAMPLING)))
+    engine.add(orders[:2], LONG)
+    reading = engine.read(texts, SAMPLING)
+    readings, done = [next(reading)], list[Completion]()
+    while engine.queue != EngineQueue():
+        done += engine.step()
+    waited = len(engine._reading.done)
+    readings += reading
+    engine.add(orders[:2], LONG)
+    given_up = engine.read(texts, SAMPLING)
+    next(given_up)
+    engine.step()
+    given_up.close()
+    again = []
+    while engine.queue != EngineQueue():
+        again += engine.step()
+    return {
+        "waited": waited,
+        "rows": sorted(each.number for each in readings),
+        "texts": sorted(text.number for text in texts),
+        "margin": max(float(each.margins.max()) for each in readings),
+        "is_same": get_tokens(done) == get_tokens(again),
+        "left": len(engine._reading.running),
+    }
+
+
 def count_prefill(engine: VllmEngine, runner: Any) -> dict[str, int]:
     """Tokens that vLLM computes for samples of one prompt, each with one output token."""
     prompt = np.random.default_rng(7).integers(0, 32, SHARED_PROMPT_TOKENS).astype(np.int32)
@@ -183,6 +211,7 @@ def main(folder: Path, changed: str) -> None:
     found["abandoned"] = len(some)
 
     found |= join_running_batch(engine, orders)
+    found["turns"] = read_in_turns(engine, orders)
     found["shared"] = count_prefill(engine, runner)
 
     execute = run_out_of_memory(runner, most=3)

@@ -12,7 +12,7 @@ import gc
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -55,8 +55,16 @@ from prime_runtime.model_files import ModelFiles
 
 log = logging.getLogger(__name__)
 
-Readings = dict[str, tuple[TokenSequence, str]]
-"""Sequences in vLLM by the name that they were submitted under, with vLLM's internal request id."""
+
+@dataclass(slots=True)
+class ReadingJob:
+    """The sequences of one forward pass. A step of the completions beside it may finish some of them."""
+
+    waiting: deque[TokenSequence] = field(default_factory=deque)
+    running: dict[str, tuple[TokenSequence, str]] = field(default_factory=dict)
+    """Sequences in vLLM by the name that they were submitted under, with vLLM's internal request id."""
+    done: deque[tuple[TokenSequence, str]] = field(default_factory=deque)
+    """Finished, and not yet taken from the worker."""
 
 
 class VllmEngine:
@@ -85,8 +93,9 @@ class VllmEngine:
         """Of the queued completions."""
         self._waiting: deque[GenerateRequest] = deque()
         self._writing: dict[str, tuple[GenerateRequest, str]] = {}
-        """Completions in vLLM, as in Readings."""
+        """Completions in vLLM, by name as in ReadingJob."""
         self._finished: list[Completion] = []
+        self._reading = ReadingJob()
 
     @property
     def facts(self) -> EngineFacts:
@@ -152,7 +161,7 @@ class VllmEngine:
         while self._waiting and len(self._writing) < self._batch_limit:
             self._submit(self._waiting.popleft())
         if self._writing:
-            self._step_llm({}, deque())
+            self._step_llm()
         done, self._finished = self._finished, []
         return done
 
@@ -169,16 +178,29 @@ class VllmEngine:
         self._check_loaded()
         facts = self.facts
         verify_sequences(sequences, vocabulary=facts.vocabulary, context_max=facts.context_max)
+        self._drop_reading()
         self._call_worker("prime_begin_reading", sampling)
-        waiting, reading = deque(sequences), Readings()
+        job = self._reading = ReadingJob(deque(sequences))
         try:
-            while waiting or reading:
-                while waiting and (not reading or len(reading) + len(self._writing) < self._batch_limit):
-                    self._submit_reading(waiting.popleft(), reading)
-                for sequence, inner in self._step_llm(reading, waiting):
+            while job.waiting or job.running or job.done:
+                while job.waiting and (not job.running or len(job.running) + len(self._writing) < self._batch_limit):
+                    self._submit_reading(job.waiting.popleft())
+                if job.running:
+                    self._step_llm()
+                while job.done:
+                    sequence, inner = job.done.popleft()
                     yield self._read_twice(sequence, self._call_worker("prime_take_reading", inner), sampling)
         finally:
-            self._get_llm().abort_request(list(reading))
+            if job is self._reading:
+                self._drop_reading()
+
+    def _drop_reading(self) -> None:
+        """End the forward pass: whoever reads it is done, or has given it up."""
+        job, self._reading = self._reading, ReadingJob()
+        if job.running:
+            self._get_llm().abort_request(list(job.running))
+        if records := [inner for _, inner in (*job.running.values(), *job.done)]:
+            self._call_worker("prime_forget", records)
 
     def _read_twice(self, sequence: TokenSequence, found: ForwardResult, sampling: Sampling) -> ForwardResult:
         """With the values of both precisions, if those of this sequence are wanted and the model is known."""
@@ -254,7 +276,7 @@ class VllmEngine:
         self._call_worker("prime_write", inner, request.seed, len(request.prompt))
         self._writing[name] = request, inner
 
-    def _submit_reading(self, sequence: TokenSequence, reading: Readings) -> None:
+    def _submit_reading(self, sequence: TokenSequence) -> None:
         # vLLM does not compute hidden states of tokens that are in the prefix cache, as after generating them.
         params = SamplingParams(
             temperature=0.0,
@@ -267,11 +289,12 @@ class VllmEngine:
         name = str(next(self._numbers))
         inner: str = self._get_llm().add_request(name, {"prompt_token_ids": ForwardRecord(sequence).fed}, params)
         self._call_worker("prime_read", inner, sequence)
-        reading[name] = sequence, inner
+        self._reading.running[name] = sequence, inner
 
-    def _step_llm(self, reading: Readings, waiting: deque[TokenSequence]) -> list[tuple[TokenSequence, str]]:
-        """One step of everything in vLLM. Finished completions are kept; returns the finished readings."""
-        llm = self._get_llm()
+    def _step_llm(self) -> None:
+        """One step of everything in vLLM. What it finishes is kept until the caller takes it."""
+        llm, job = self._get_llm(), self._reading
+        reading = job.running
         try:
             outputs = llm.step()
         except (RuntimeError, MemoryError) as error:
@@ -282,20 +305,18 @@ class VllmEngine:
             self._shrink(len(self._writing) + len(reading))
             llm.abort_request([*self._writing, *reading])
             self._waiting.extendleft(request for request, _ in reversed(self._writing.values()))
-            waiting.extendleft(sequence for sequence, _ in reversed(reading.values()))
+            job.waiting.extendleft(sequence for sequence, _ in reversed(reading.values()))
             self._call_worker("prime_forget", [inner for _, inner in (*self._writing.values(), *reading.values())])
             self._writing.clear()
             reading.clear()
-            return []
-        read = []
+            return
         for output in outputs:
             if output.request_id in reading:
-                read.append(reading.pop(output.request_id))
+                job.done.append(reading.pop(output.request_id))
             else:
                 request, inner = self._writing.pop(output.request_id)
                 tokens, seen = list(output.outputs[0].token_ids), self._call_worker("prime_take", inner)
                 self._finished.append(build_completion(request, tokens, seen, self._sampling))
-        return read
 
     def _shrink(self, running: int) -> None:
         if running == 1:

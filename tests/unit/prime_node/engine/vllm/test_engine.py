@@ -45,6 +45,7 @@ def test_vllm_keeps_its_record_its_tokens_and_its_weights_whatever_happens(is_se
     assert found["runner"] == ("vllm.v1.worker.cpu.model_runner" if is_second else "vllm.v1.worker.cpu_model_runner")
     check_records(found)
     check_joined(found)
+    check_turns(found["turns"])
     check_shared_prompts(found)
     check_memory(found)
     check_swaps(found)
@@ -123,6 +124,15 @@ def check_joined(found: dict[str, Any]) -> None:
     assert found["joined_read"]["exponent_mismatches"] <= 2
     assert found["margin_meanwhile"] < TINY
     assert found["kv_tokens"] >= 512
+
+
+def check_turns(turns: dict[str, Any]) -> None:
+    """Rows of a forward pass that a step of the completions finished are kept for its reader."""
+    assert turns["waited"] > 0, "the steps were meant to finish readings"
+    assert turns["rows"] == turns["texts"]
+    assert turns["margin"] < TINY
+    assert turns["is_same"]
+    assert turns["left"] == 0
 
 
 def check_memory(found: dict[str, Any]) -> None:
