@@ -77,12 +77,13 @@ def train(learner: "Learner", state: TrainState, context: TrainContext, *, steps
         state = make_state(learner, step, batch, {**facts, **times}, at_ms=clock.now_ms())
         staging_ms = clock.monotonic_ms()
         staged = saver.stage_weights(learner)
+        if ranks.is_first:
+            context.source.mark_trained(state.trained_on, step)
+        saver.publish_weights(staged, state)
         if is_save_due:
             saver.save_state(learner, state)
         if ranks.is_first:
-            context.source.mark_trained(state.trained_on, step)
             context.write_metrics({**state.metrics, "saved_s": (clock.monotonic_ms() - staging_ms) / 1000})
-        saver.publish_weights(staged, state)
     saver.finish(learner, state)
     return state
 
