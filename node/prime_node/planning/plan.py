@@ -9,13 +9,11 @@ and waits in every layer. Reading prompts is left out: it costs little beside lo
 import math
 from dataclasses import dataclass, replace
 
-from prime_node.engine.placement import Placement, choose_placement
+from prime_node.engine.placement import GPU_MEMORY_SHARE, Placement, choose_placement
 from prime_node.planning.cards import GpuCard
 from prime_node.planning.sizes import VALUE_BYTES, ModelSizes
 from prime_protocol.errors import LocalError
 
-MEMORY_SHARE = 0.9
-"""Of a GPU's memory, given to the engine. The rest is for the display, the driver and fragmentation."""
 COPIES_ON_DISK = 3
 """The shards, the checkpoint built from them, and the next one during its build."""
 SEQUENCE_TOKENS = 8_192
@@ -100,7 +98,7 @@ def make_plan(model: ModelSizes, machine: PlannedMachine, wishes: PlanWishes) ->
         placement = choose_placement(
             model.size,
             gpus=max(1, machine.gpus),
-            memory_bytes=int(machine.memory_bytes * MEMORY_SHARE),
+            memory_bytes=int(machine.memory_bytes * GPU_MEMORY_SHARE),
             sequence_tokens=wishes.sequence_tokens,
             tensor_parallel=wishes.tensor_parallel,
         )
