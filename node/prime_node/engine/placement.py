@@ -98,6 +98,11 @@ class Placement:
     """GPUs of the machine that the node may use."""
 
     @property
+    def layout(self) -> tuple[int, int, int]:
+        """What the processes depend on: models with the same layout take turns in the same ones."""
+        return self.tensor_parallel, self.replicas, self.gpus
+
+    @property
     def unused(self) -> int:
         """GPUs that are too few for one more copy."""
         return self.gpus - self.replicas * self.tensor_parallel

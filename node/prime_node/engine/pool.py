@@ -126,12 +126,12 @@ class EnginePool:
 
     async def _place(self, placement: Placement, sequence_tokens: int) -> None:
         """Build the replicas of this placement, once the present ones are idle. The caller holds `_changed`."""
-        if placement == self._placement:
+        if self._placement is not None and placement.layout == self._placement.layout:
             return
         self._rebuilders += 1
         try:
             await self._changed.wait_for(lambda: not any(replica.callers for replica in self._replicas))
-            if placement != self._placement:
+            if self._placement is None or placement.layout != self._placement.layout:
                 gpus = list_visible_gpus(self._config, placement.gpus)
                 await self._stop_replicas()
                 self._replicas, self._placement = self._build(placement, gpus), placement

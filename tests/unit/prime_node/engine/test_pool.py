@@ -130,6 +130,17 @@ async def test_each_replica_sees_its_own_gpus_and_a_larger_model_is_split(fixtur
     assert pool.get_status()["tensor_parallel"] == 2
 
 
+async def test_runs_whose_models_are_placed_alike_share_the_processes(fixture: PoolFixture, tmp_path: Path) -> None:
+    larger = make_tiny_checkpoint(tmp_path / "larger", hidden=32, layers=3, heads=4, kv_heads=4)
+    card = EngineDevices((GpuMemory("card", 80 * 2**30),) * 2, has_vllm=True)
+    pool = fixture.open(card, gpus=("0", "1"))
+    await fixture.run(pool)
+    pids = set(busy_pids(pool))
+    assert len(pids) == 1
+    await fixture.run(pool, OTHER, larger)
+    assert pids <= set(busy_pids(pool)), "their caches hold different numbers of tokens, and that is no reason to stop"
+
+
 async def test_runs_with_different_placements_take_turns_and_all_finish(fixture: PoolFixture, tmp_path: Path) -> None:
     larger = make_tiny_checkpoint(tmp_path / "larger", hidden=32, layers=3, heads=4, kv_heads=4)
     devices = make_devices(read_model_size(fixture.checkpoint, Precision.FLOAT32, EngineConfig()), count=2)
