@@ -27,6 +27,7 @@ from prime_runtime.shardcast.checkpoint_files import link_or_copy, verify_checkp
 from prime_runtime.shardcast.store import ShardStore
 from prime_trainer.checkpoints import (
     DAMAGED,
+    TENSORS,
     CheckpointScan,
     DamagedCheckpoint,
     SavedCheckpoint,
@@ -193,6 +194,11 @@ def prepare_start(config: TrainConfig, trainer: NodeId, run: RunReply) -> StartP
     checkpoints, latest = config.folder / CHECKPOINTS_FOLDER, run.latest_step
     batches = BatchLog(config.folder / BATCHES_FOLDER)
     scan = find_newest_checkpoint(checkpoints, max(latest, 0))
+    if scan.saved is not None and not (scan.saved.folder / TENSORS).is_dir():
+        raise LocalError(
+            f"{scan.saved.folder} was written by version 0.1.0, which cannot be resumed from: start a new run, or go "
+            "on with 0.1.0; nothing was changed"
+        )
     for each in scan.damaged:
         log.error("the checkpoint %s is damaged: %s", each.folder, each.problem)
     with (

@@ -1,5 +1,6 @@
 """Starts after any end: the steps since the last checkpoint are computed again and arrive at what was published."""
 
+import shutil
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -17,7 +18,15 @@ from prime_protocol.wire.messages import RunReply
 from prime_runtime.keys import SequenceCounter
 from prime_runtime.shardcast.publish import publish_checkpoint
 from prime_runtime.shardcast.store import ShardStore
-from prime_trainer.checkpoints import TrainState, list_checkpoints, stage_state, write_checkpoint
+from prime_trainer.checkpoints import (
+    STATE,
+    TENSORS,
+    TrainState,
+    encode_state,
+    list_checkpoints,
+    stage_state,
+    write_checkpoint,
+)
 from prime_trainer.config import BatchConfig, OptimizerConfig, TrainConfig
 from prime_trainer.data.batch_log import BatchLog
 from prime_trainer.data.rollout_buffer import TrainingBatch
@@ -143,6 +152,17 @@ def test_steps_since_the_checkpoint_are_computed_again_bit_by_bit(
     assert (state.step, state.trained_on) == (STEPS, place.state.trained_on)
     assert state.metrics["loss"] == place.state.metrics["loss"]
     assert "differ from those" not in caplog.text
+
+
+def test_folder_of_version_0_1_0_is_refused_before_anything_in_it_changes(place: Workplace) -> None:
+    """Its checkpoints had their tensors in other files."""
+    for step, checkpoint in zip(SAVED, list_checkpoints(place.checkpoints), strict=True):
+        shutil.rmtree(checkpoint / TENSORS)
+        (checkpoint / STATE).write_text(encode_state(TrainState(step=Step(step)), {}))
+    before = sorted(place.folder.rglob("*"))
+    with pytest.raises(LocalError, match=r"was written by version 0\.1\.0, .*nothing was changed"):
+        place.prepare(latest=2)
+    assert sorted(place.folder.rglob("*")) == before
 
 
 def test_checkpoint_at_the_step_of_the_log_is_taken_as_it_is(place: Workplace) -> None:
