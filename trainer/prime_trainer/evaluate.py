@@ -9,6 +9,7 @@ import shutil
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +162,11 @@ class MetricsReporter:
         self.problem = ""
 
     def add(self, checkpoint: Path, state: TrainState) -> None:
-        """Queue a published step with its model folder, which is removed after the evaluation."""
+        """Queue a published step with its model folder, which is removed when no evaluation needs it any more."""
+        if not is_evaluation_due(self._config.evaluation, state.step, self._config.steps):
+            # Not later, or folders would pile up while an evaluation runs.
+            remove = partial(shutil.rmtree, checkpoint, ignore_errors=True)
+            asyncio.get_running_loop().run_in_executor(None, remove)
         self._waiting.append((checkpoint, state))
         self._added.set()
 
