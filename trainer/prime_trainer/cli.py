@@ -148,17 +148,11 @@ def add_status_and_stop(commands: Any) -> None:
 def add_publish(commands: Any) -> None:
     text = "publish a checkpoint to the store, the coordinator and the log; safe to repeat after a crash"
     publish = commands.add_parser("publish", help=text, description=text)
-    publish.add_argument(
-        "checkpoint", type=Path, help="a safetensors file, or a folder of them; do not change it later"
-    )
+    publish.add_argument("checkpoint", type=Path, help="a safetensors file or a folder of them; do not change it later")
     publish.add_argument("--step", type=int, required=True, help="number of the training step")
     kind = publish.add_mutually_exclusive_group()
-    kind.add_argument(
-        "--keyframe", action="store_const", const=True, help="publish a keyframe, and a delta if possible"
-    )
-    kind.add_argument(
-        "--delta", dest="keyframe", action="store_const", const=False, help="publish only a delta, if possible"
-    )
+    kind.add_argument("--keyframe", action="store_const", const=True, help="a keyframe, and a delta if possible")
+    kind.add_argument("--delta", dest="keyframe", action="store_const", const=False, help="only a delta, if possible")
     publish.add_argument("--trained-on", type=Path, help="file with the names of the submissions it was trained on")
 
 
