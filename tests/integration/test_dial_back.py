@@ -1,6 +1,5 @@
 """Nodes test for each other whether their ports are open; lying answers change nothing. Real sockets."""
 
-import asyncio
 import random
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
@@ -28,14 +27,10 @@ class Hurry(SystemClock):
     """Asks without the pauses between questions."""
 
     def __init__(self) -> None:
-        self._ahead_ms = 0
+        self.ahead_ms = 0
 
     def monotonic_ms(self) -> int:
-        return super().monotonic_ms() + self._ahead_ms
-
-    async def sleep_ms(self, ms: int) -> None:
-        self._ahead_ms += ASK_FIRST_MS
-        await asyncio.sleep(0)
+        return super().monotonic_ms() + self.ahead_ms
 
 
 @pytest.fixture
@@ -44,11 +39,13 @@ async def stack() -> AsyncIterator[AsyncExitStack]:
         yield found
 
 
-async def start_server(stack: AsyncExitStack, name: str, answer: Answer | None = None) -> ServerAddress:
+async def start_server(
+    stack: AsyncExitStack, name: str, answer: Answer | None = None, *, allow_private: bool = True
+) -> ServerAddress:
     key = make_key(name)
     http = HttpServer(key, NETWORK, clock=CLOCK, limits=UNLIMITED)
     if answer is None:
-        DialBackServer(CLOCK).add_to(http)
+        DialBackServer(CLOCK, allow_private=allow_private).add_to(http)
     else:
         http.add(DIAL_BACK, answer)
     port = await http.start(ListenConfig())
@@ -61,21 +58,25 @@ async def start_client(stack: AsyncExitStack, name: str = "node") -> HttpClient:
     return await stack.enter_async_context(open_client(key=make_key(name), network=NETWORK, clock=CLOCK, limits=limits))
 
 
-async def judge(stack: AsyncExitStack, servers: list[ServerAddress], url: str = "") -> DialBackClient:
-    """What a node comes to believe about its port, which is open unless another URL is given."""
+async def judge(
+    stack: AsyncExitStack, servers: list[ServerAddress], url: str = "", *, turns: int = 20, allow_private: bool = True
+) -> DialBackClient:
+    """What a node comes to believe about its port, which is open unless another URL is given. `turns`: how often it
+    asks at most."""
     first, *others = servers
     asked: dict[NodeId, tuple[str, ...]] = {each.node: (each.url,) for each in others}
     node_http = HttpServer(make_key("node"), NETWORK, clock=CLOCK, limits=UNLIMITED)
     own = url or "http://127.0.0.1:{port}"
     found = ""
+    hurry = Hurry()
 
     dial_back = DialBackClient(
         await start_client(stack),
         node_http,
         first,
-        clock=Hurry(),
+        clock=hurry,
         rng=random.Random(1),
-        allow_private=True,
+        allow_private=allow_private,
         trusted_proxies=(),
         list_servers=lambda: asked,
         get_url=lambda: found,
@@ -83,11 +84,11 @@ async def judge(stack: AsyncExitStack, servers: list[ServerAddress], url: str = 
     port = await node_http.start(ListenConfig())
     stack.push_async_callback(node_http.stop)
     found = own.format(port=port)
-    task = asyncio.create_task(dial_back.run())
-    async with asyncio.timeout(20):
-        while dial_back.state is Reachability.UNKNOWN and dial_back.false_claims < len(servers):
-            await asyncio.sleep(0.01)
-    task.cancel()
+    for _ in range(turns):
+        if dial_back.state is not Reachability.UNKNOWN or dial_back.false_claims == len(servers):
+            break
+        await dial_back.update()
+        hurry.ahead_ms += ASK_FIRST_MS
     return dial_back
 
 
@@ -122,11 +123,31 @@ async def test_one_honest_server_is_enough_against_those_that_deny_a_connection(
 async def test_a_server_connects_to_nobody_but_its_caller(stack: AsyncExitStack) -> None:
     server, client = await start_server(stack, "server"), await start_client(stack)
     proof = Digest(sha256(b"x" * 32).digest())
-    for url in ("http://127.0.0.2:80", "http://192.0.2.1:80", "http://example.invalid:80"):
-        reply = (await client.call(server, DIAL_BACK, DialBack(url=url, proof=proof))).message
-        assert not reply.is_reached
+    for url in ("http://127.0.0.2:80", "http://192.0.2.1:80"):
+        with pytest.raises(CallRefused, match="not at the address from which you ask"):
+            await client.call(server, DIAL_BACK, DialBack(url=url, proof=proof))
+    lost = DialBack(url="http://example.invalid:80", proof=proof)
+    assert not (await client.call(server, DIAL_BACK, lost)).message.is_reached
     with pytest.raises(RemoteError):
         DialBack(url="ftp://127.0.0.1:80", proof=proof)
+
+
+async def test_a_connection_from_the_own_network_proves_nothing_and_accuses_nobody(stack: AsyncExitStack) -> None:
+    dial_back = await judge(stack, [await start_server(stack, "honest")], turns=3, allow_private=False)
+    assert (dial_back.state, dial_back.false_claims) == (Reachability.UNKNOWN, 0)
+
+
+async def test_a_server_on_the_internet_connects_to_no_private_address_for_a_caller(stack: AsyncExitStack) -> None:
+    server, client = await start_server(stack, "server", allow_private=False), await start_client(stack)
+    question = DialBack(url=server.url, proof=Digest(sha256(b"x" * 32).digest()))
+    with pytest.raises(CallRefused, match="private"):
+        await client.call(server, DIAL_BACK, question)
+
+
+async def test_a_server_that_cannot_test_the_address_has_no_vote(stack: AsyncExitStack) -> None:
+    servers = [await start_server(stack, f"server {number}") for number in range(2)]
+    dial_back = await judge(stack, servers, url="http://127.0.0.2:80", turns=6)
+    assert (dial_back.state, dial_back.false_claims) == (Reachability.UNKNOWN, 0)
 
 
 async def test_another_program_at_the_address_is_not_this_node_and_asking_is_limited(stack: AsyncExitStack) -> None:

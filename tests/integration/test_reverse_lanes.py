@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from prime_lab.attacks.relay_attacks import NETWORK, TRAINER, ShardHost, write_checkpoint
+from prime_node.reverse import punching
 from prime_node.reverse.gateway import REVERSE_PATH
 from prime_node.reverse.gateway_plan import GREED_FACTOR
 from prime_node.reverse.lane_table import LaneLimits
@@ -213,3 +215,31 @@ async def test_only_a_gateway_may_order_a_connection_and_only_so_many(make: Make
     with pytest.raises(ConnectionBroken):
         async with public.gateway.borrow(public.node):
             pass
+
+
+async def test_a_peer_that_was_met_and_makes_no_offer_loses_its_connection(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(punching, "OFFER_MS", 200)
+    private, public = make("private", is_private=True), make("public")
+    for host in (private, public):
+        await host.start()
+    private.fetcher.handle_gossip(public.say(ServingRecord(urls=public.urls, depth=0, slots_free=1, manifests=())))
+    await wait_until(lambda: private.node in public.gateway.nodes())
+    ended = asyncio.Event()
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            await reader.read()
+        ended.set()
+        writer.close()
+
+    peer = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
+    port = peer.sockets[0].getsockname()[1]
+    async with public.gateway.borrow(private.node) as lane:
+        assert (await lane.get(f"/meet/{public.node}/take-127.0.0.1-{port}", {})).status == 200
+    async with asyncio.timeout(10):
+        await ended.wait()
+    assert private.dialer is not None
+    assert private.dialer.puncher.connected == 1
+    peer.close()

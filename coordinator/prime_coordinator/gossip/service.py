@@ -82,7 +82,7 @@ class CoordinatorGossip:
         """The last entry that each node accused."""
         self._head_due_ms = 0
         self.gossip_http.add_routes(http)
-        DialBackServer(clock).add_to(http)
+        DialBackServer(clock, allow_private=config.gossip.dials_private).add_to(http)
 
     async def run(self, port: int) -> None:
         """Run until cancelled; `port` is the port of the HTTP server."""

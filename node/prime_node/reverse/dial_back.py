@@ -6,7 +6,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from hashlib import sha256
-from ipaddress import ip_address
 from random import Random
 
 from aiohttp import web
@@ -20,6 +19,7 @@ from prime_protocol.wire.ids import Digest, NodeId
 from prime_runtime.clock import Clock
 from prime_runtime.http.client import HttpClient
 from prime_runtime.http.config import ServerAddress
+from prime_runtime.http.dial_back import is_global
 from prime_runtime.http.messages import get_client_address
 from prime_runtime.http.server import HttpServer
 from prime_runtime.rate_limits import network_group
@@ -57,7 +57,8 @@ class DialBackClient:
         self._get_url = get_url
         self._votes = ReachabilityVotes(rng)
         self._secrets: OrderedDict[Digest, bytes] = OrderedDict()
-        self._arrived: set[Digest] = set()
+        self._arrived: dict[Digest, bool] = {}
+        """Proofs for which a request came, and whether one came from outside."""
         self.state = Reachability.UNKNOWN
         http.add_page(REACHED_PATH + "/{digest}", self.answer)
 
@@ -85,9 +86,8 @@ class DialBackClient:
         if secret is None:
             return web.Response(status=404)
         address = get_client_address(request, self._trusted_proxies)
-        if self._allow_private or ip_address(address.partition("%")[0]).is_global:
-            # A request from the own network proves nothing about the router.
-            self._arrived.add(proof)
+        # A request from the own network proves nothing about the router, but its sender does not lie.
+        self._arrived[proof] = self._arrived.get(proof, False) or self._allow_private or is_global(address)
         return web.Response(body=secret, content_type="application/octet-stream")
 
     async def update(self) -> None:
@@ -109,7 +109,7 @@ class DialBackClient:
         proof = Digest(sha256(secret).digest())
         self._secrets[proof] = secret
         while len(self._secrets) > SECRETS_MAX:
-            self._arrived.discard(self._secrets.popitem(last=False)[0])
+            self._arrived.pop(self._secrets.popitem(last=False)[0], None)
         try:
             server, group = await self._find_server(node, urls)
             question = DialBack(url=self._get_url(), proof=proof)
@@ -117,7 +117,10 @@ class DialBackClient:
         except (LocalError, RemoteError, OSError) as error:
             log.debug("%s was not asked whether it can connect: %s", node, error)
             return
-        has_arrived = proof in self._arrived
+        has_arrived = self._arrived.get(proof, False)
+        if proof in self._arrived and not has_arrived:
+            log.debug("%s connected from a private address, which says nothing about the port", node)
+            return
         self._votes.add(
             node,
             group,
@@ -131,10 +134,14 @@ class DialBackClient:
         """A peer's address is resolved here, so that its name cannot lead into our own network."""
         if node == self._coordinator.node:
             return self._coordinator, "coordinator"
-        url = next((each for each in map(ServerUrl.parse, urls) if each.scheme == "http"), None)
-        if url is None:
-            raise RemoteError("urls", "has no plain HTTP")
-        found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=1)
-        address = choose_address([str(each[4][0]) for each in found], allow_private=self._allow_private)
-        plain = ServerUrl(scheme="http", host=address, port=url.port)
-        return ServerAddress(str(plain), node), network_group(address)
+        problem: Exception = RemoteError("urls", "has no plain HTTP")
+        for url in (each for each in map(ServerUrl.parse, urls) if each.scheme == "http"):
+            try:
+                found = await asyncio.get_running_loop().getaddrinfo(url.host, url.port, type=1)
+                address = choose_address([str(each[4][0]) for each in found], allow_private=self._allow_private)
+            except (OSError, RemoteError) as error:
+                problem = error
+                continue
+            plain = ServerUrl(scheme="http", host=address, port=url.port)
+            return ServerAddress(str(plain), node), network_group(address)
+        raise problem

@@ -32,6 +32,8 @@ ORDER_RATE = RateLimit(per_second=0.5, burst=32)
 """Orders of one gateway: four for each node that it introduces."""
 GATEWAYS_TRACKED_MAX = 64
 AT_ONCE_MAX = 16
+OFFER_MS = 10_000
+"""A peer that was met sends its offer within this time."""
 TRIES = 3
 TRY_MS = 1_500
 """Both sides try at about the same time. Linux repeats the first packet after a second."""
@@ -134,8 +136,23 @@ class HolePuncher:
         if order.serves:
             await self._serve(order.peer, found)
             return
-        # The peer serves, so it sends its offer first, as to a gateway.
-        await asyncio.get_running_loop().connect_accepted_socket(self._http.make_handler, found)
+        await self._await_offer(found)
+
+    async def _await_offer(self, found: socket.socket) -> None:
+        """The peer serves, so it sends its offer first, as to a gateway. The connection ends if it does not."""
+        ended = asyncio.Event()
+        handler = self._http.make_handler()
+        handler.on_lost = ended.set
+        await asyncio.get_running_loop().connect_accepted_socket(lambda: handler, found)
+        try:
+            async with asyncio.timeout(OFFER_MS / 1000):
+                await ended.wait()
+        except TimeoutError:
+            log.debug("no offer came on a connection through the routers")
+        finally:
+            # Another protocol has taken the transport over, if the offer was accepted.
+            if handler.transport is not None:
+                handler.transport.abort()
 
     async def _punch(self, local: tuple[str, int], remote: tuple[str, int]) -> socket.socket:
         problem = OSError("not tried")

@@ -71,7 +71,7 @@ class Reach:
             list_servers=list_public,
             get_url=lambda: next(iter(self._candidates), ""),
         )
-        DialBackServer(clock).add_to(http)
+        DialBackServer(clock, allow_private=config.allows_private_addresses).add_to(http)
 
     def _open_dialer(self, key: WalletKey, rng: Random, read_offered: Callable[[], OfferedWeights]) -> ReverseDialer:
         return ReverseDialer(

@@ -25,8 +25,11 @@ ANSWER_BYTES_MAX = 2_048
 class DialBackServer:
     """Answers DIAL_BACK."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, allow_private: bool) -> None:
+        """`allow_private`: connect to private addresses too. Behind a proxy that it does not know, a server takes its
+        own machine for the caller of everybody."""
         self._clock = clock
+        self._allow_private = allow_private
         self._addresses = TokenBuckets(ADDRESS_RATE, keys_max=ADDRESSES_MAX)
         self._gate = ConcurrencyLimit(total_max=AT_ONCE_MAX, key_max=1)
 
@@ -34,6 +37,8 @@ class DialBackServer:
         http.add(DIAL_BACK, self.answer)
 
     async def answer(self, caller: Caller, message: DialBack) -> DialBackReply:
+        if not (self._allow_private or is_global(caller.address)):
+            raise RefusalError(RefusalCode.FORBIDDEN, "", "your address is private, so nothing would follow from it")
         group = address_group(caller.address)
         if wait_ms := self._addresses.take(group, self._clock.monotonic_ms()):
             raise RefusalError(RefusalCode.RATE_LIMITED, "", "asked too often", retry_after_ms=wait_ms)
@@ -46,19 +51,31 @@ class DialBackServer:
         return DialBackReply(address=caller.address, is_reached=not problem, problem=problem)
 
     async def _try(self, address: str, message: DialBack) -> str:
-        """Why the node was not reached; empty if it was."""
+        """Why the node was not reached; empty if it was. RefusalError: that cannot be tested from here."""
         url = ServerUrl.parse(message.url)
         try:
             async with asyncio.timeout(CONNECT_MS / 1000):
                 if not await _is_at(url, address):
-                    return "the URL is not at the address from which you ask"
+                    # As for a node that asks by another way than the one that it announces: nothing follows from it.
+                    problem = "is not at the address from which you ask"
+                    raise RefusalError(RefusalCode.FORBIDDEN, "DialBack.url", problem)
                 answer = await _get(url, address, f"{REACHED_PATH}/{message.proof}")
         except TimeoutError:
             return "no connection within 4 s: a router or firewall drops it"
+        except RefusalError:
+            raise
         except (OSError, ValueError, RemoteError) as error:
             return f"no connection: {getattr(error, 'strerror', None) or type(error).__name__}"[:200]
         secret = answer.partition(b"\r\n\r\n")[2][:SECRET_BYTES]
         return "" if sha256(secret).digest() == message.proof else "another program answers there"
+
+
+def is_global(address: str) -> bool:
+    """Whether the address is one of the Internet."""
+    try:
+        return ip_address(address.partition("%")[0]).is_global
+    except ValueError:
+        return False
 
 
 async def _is_at(url: ServerUrl, address: str) -> bool:
