@@ -1,6 +1,7 @@
 """A node that nobody can connect to serves shards all the same, on connections that it opens itself. Real sockets."""
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -243,3 +244,18 @@ async def test_a_peer_that_was_met_and_makes_no_offer_loses_its_connection(
     assert private.dialer is not None
     assert private.dialer.puncher.connected == 1
     peer.close()
+
+
+async def test_no_offer_is_made_in_the_name_of_the_node_itself_or_of_its_gateways(make: Make) -> None:
+    private, public = make("private", is_private=True), make("public")
+    for host in (private, public):
+        await host.start()
+    private.fetcher.handle_gossip(public.say(ServingRecord(urls=public.urls, depth=0, slots_free=1, manifests=())))
+    await wait_until(lambda: private.node in public.gateway.nodes())
+    assert private.dialer is not None
+    assert private.dialer.may_meet(public.node, TRAINER.node)
+    for node in (private.node, public.node):
+        ours, theirs = socket.socketpair()
+        await private.dialer.serve_met(public.node, node, ours)
+        assert theirs.recv(1) == b"", "closed, and nothing was sent"
+        theirs.close()

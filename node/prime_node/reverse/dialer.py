@@ -7,13 +7,15 @@ its upload slots, rate and daily limit apply as to any other client.
 import asyncio
 import logging
 import socket
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from random import Random
 
 from aiohttp import web
 
 from prime_node.reverse.gateway import REVERSE_PATH
-from prime_node.reverse.gateway_plan import GREED_FACTOR, REFUSED_MS, GatewayPlan, OfferedWeights
+from prime_node.reverse.gateway_plan import GATEWAYS_MAX, GREED_FACTOR, REFUSED_MS, GatewayPlan, OfferedWeights
 from prime_node.reverse.punching import HolePuncher, open_reusable
 from prime_node.weights.connection import CONNECT_MS, choose_address
 from prime_protocol.errors import RemoteError
@@ -34,7 +36,17 @@ log = logging.getLogger(__name__)
 UPDATE_MS = 1_000
 OFFER_LIFE_MS = 60_000
 MET_MAX = 32
+MET_OF_GATEWAY_MAX = MET_MAX // GATEWAYS_MAX
 """Lanes through two routers: two for each node that four gateways introduce, four each."""
+
+
+@dataclass(slots=True)
+class MetLane:
+    """A lane through two routers."""
+
+    gateway: NodeId
+    """Who introduced the node at its other end."""
+    sent_bytes: int = 0
 
 
 class ReverseDialer:
@@ -64,8 +76,9 @@ class ReverseDialer:
         self._read_offered = read_offered
         self._plan = GatewayPlan(rng)
         self._lanes: dict[AdoptedHandler, NodeId] = {}
-        self._met: dict[AdoptedHandler, int] = {}
-        """Lanes through two routers, and the bytes sent on each."""
+        self._met: dict[AdoptedHandler, MetLane] = {}
+        self._meeting: Counter[NodeId] = Counter()
+        """Offers under way, by the gateway that introduced the other node."""
         self.puncher = HolePuncher(
             http, self.serve_met, find_gateway=self._find_gateway, allow_private=allow_private, clock=clock, rng=rng
         )
@@ -111,23 +124,37 @@ class ReverseDialer:
         if lane in self._lanes:
             self._plan.count_sent(self._lanes[lane], count)
         elif lane in self._met:
-            self._met[lane] += count
-            offered = self._read_offered()
-            if self._met[lane] > GREED_FACTOR * (offered.held_bytes + offered.fetched_bytes):
+            met, offered = self._met[lane], self._read_offered()
+            met.sent_bytes += count
+            self._plan.count_sent(met.gateway, count, is_met=True)
+            is_greedy = met.sent_bytes > GREED_FACTOR * (offered.held_bytes + offered.fetched_bytes)
+            if is_greedy or self._plan.is_greedy(met.gateway, offered):
                 lane.end()
 
     def _find_gateway(self, request: web.BaseRequest) -> NodeId | None:
         lane = request.protocol
         return self._lanes.get(lane) if isinstance(lane, AdoptedHandler) else None
 
-    async def serve_met(self, node: NodeId, found: socket.socket) -> None:
+    def may_meet(self, gateway: NodeId, node: NodeId) -> bool:
+        """An offer is worth something to whoever has it, so a gateway gets none in the name of one that it is not."""
+        used = self._meeting[gateway] + sum(met.gateway == gateway for met in self._met.values())
+        return used < MET_OF_GATEWAY_MAX and node != self._key.node and node not in self._lanes.values()
+
+    async def serve_met(self, gateway: NodeId, node: NodeId, found: socket.socket) -> None:
         """Serve a node with which a gateway connected this one through both routers."""
-        if len(self._met) >= MET_MAX:
+        if not self.may_meet(gateway, node):
             found.close()
             return
-        host, port = found.getpeername()[:2]
+        self._meeting[gateway] += 1
+        try:
+            await self._offer_met(gateway, node, found)
+        finally:
+            self._meeting -= Counter([gateway])
+
+    async def _offer_met(self, gateway: NodeId, node: NodeId, found: socket.socket) -> None:
         frame = self._seal_offer(node)
         try:
+            host, port = found.getpeername()[:2]
             async with asyncio.timeout(CONNECT_MS / 1000):
                 upgraded = await request_upgrade(host, port, REVERSE_PATH, frame, connected=found)
         except (OSError, TimeoutError, RemoteError) as error:
@@ -139,7 +166,7 @@ class ReverseDialer:
             upgraded.transport.abort()
             return
         lane = self._http.adopt(upgraded.transport, upgraded.rest)
-        self._met[lane] = 0
+        self._met[lane] = MetLane(gateway)
         lane.on_lost = lambda: self._forget_met(lane)
         upgraded.transport.resume_reading()
 
@@ -181,14 +208,14 @@ class ReverseDialer:
         for url in urls:
             try:
                 upgraded, frame = await self._dial(node, ServerUrl.parse(url))
-            except OSError as error:
+            except (OSError, RemoteError) as error:
                 problem = error
                 continue
             try:
                 return upgraded, self._open_reply(node, upgraded, frame)
-            except RemoteError:
+            except RemoteError as error:
                 upgraded.transport.abort()
-                raise
+                problem = error
         raise problem
 
     async def _dial(self, node: NodeId, url: ServerUrl) -> tuple[UpgradedConnection, bytes]:

@@ -114,11 +114,17 @@ class ReverseGateway:
                 return lane
         waiting: asyncio.Future[ShardConnection] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(node, deque()).append(waiting)
+        found: ShardConnection | None = None
         try:
             async with asyncio.timeout(BORROW_MS / 1000):
-                return await waiting
+                found = await waiting
+            return found
         except TimeoutError:
             raise LaneBusy("the node has no free connection to this one") from None
+        finally:
+            # Cancelled in the turn in which the lane was handed over: nobody else would ever get it.
+            if found is None and waiting.done() and not waiting.cancelled() and waiting.exception() is None:
+                self._release(node, waiting.result())
 
     def _release(self, node: NodeId, lane: ShardConnection) -> None:
         """Give a free lane to the download that waits longest."""
@@ -162,7 +168,7 @@ class ReverseGateway:
         while True:
             await self._clock.sleep_ms(INTRODUCE_MS)
             told = {node: lanes[0].remote[0] for node in self._lanes if (lanes := self._list_idle(node)) is not None}
-            for each in self._matchmaker.plan(told, self._clock.monotonic_ms()):
+            for each in self._matchmaker.plan(told, self._clock.monotonic_ms(), known=self._lanes.keys()):
                 await self._introduce(each)
 
     def _list_idle(self, node: NodeId) -> list[ShardConnection] | None:

@@ -23,6 +23,8 @@ REVIEW_MS = 300_000
 GREED_PAUSE_MS = 3_600_000
 GREED_FACTOR = 2
 """A gateway may take the weights that we hold this many times over: a shard that broke off is sent again."""
+MET_FACTOR = 4 * GREED_FACTOR
+"""The same for all nodes together that a gateway introduces: four at a time."""
 KNOWN_MAX = 1_024
 
 
@@ -38,6 +40,8 @@ class GatewayState:
     ready_ms: int = 0
     sent_bytes: int = 0
     """Since it was chosen."""
+    met_bytes: int = 0
+    """The same, to nodes that it introduced."""
     fetched_bytes: int = 0
     """What this node had fetched when it chose the gateway."""
 
@@ -85,7 +89,7 @@ class GatewayPlan:
         """`candidates`: public nodes."""
         close = [node for node in self.chosen if node not in candidates]
         for node in self.chosen:
-            if node in candidates and self._is_greedy(node, offered):
+            if node in candidates and self.is_greedy(node, offered):
                 self._known[node].ready_ms = now_ms + GREED_PAUSE_MS
                 close.append(node)
         close += self._review(candidates, now_ms)
@@ -96,7 +100,8 @@ class GatewayPlan:
         for node in free[: max(0, self._gateways_max - len(self.chosen))]:
             each = self._known.setdefault(node, GatewayState())
             each.is_chosen, each.since_ms = True, now_ms
-            each.sent_bytes, each.fetched_bytes = 0, offered.fetched_bytes
+            each.sent_bytes = each.met_bytes = 0
+            each.fetched_bytes = offered.fetched_bytes
         open_: list[NodeId] = []
         for node in self.chosen:
             each = self._known[node]
@@ -121,14 +126,22 @@ class GatewayPlan:
         pause_ms = max(min(pause_ms, REFUSED_MS), backoff_ms)
         each.ready_ms = max(each.ready_ms, now_ms + round(pause_ms * self._rng.uniform(1.0, 1.5)))
 
-    def count_sent(self, node: NodeId, count: int) -> None:
-        """This many bytes of shards went to the gateway."""
-        self._known[node].sent_bytes += count
+    def count_sent(self, node: NodeId, count: int, *, is_met: bool = False) -> None:
+        """This many bytes of shards went to the gateway, or to a node that it introduced."""
+        each = self._known.get(node)
+        if each is None:
+            return
+        if is_met:
+            each.met_bytes += count
+        else:
+            each.sent_bytes += count
 
-    def _is_greedy(self, node: NodeId, offered: OfferedWeights) -> bool:
-        each = self._known[node]
-        fresh = offered.fetched_bytes - each.fetched_bytes
-        return each.sent_bytes > GREED_FACTOR * (offered.held_bytes + fresh)
+    def is_greedy(self, node: NodeId, offered: OfferedWeights) -> bool:
+        each = self._known.get(node)
+        if each is None:
+            return False
+        bytes_offered = offered.held_bytes + offered.fetched_bytes - each.fetched_bytes
+        return each.sent_bytes > GREED_FACTOR * bytes_offered or each.met_bytes > MET_FACTOR * bytes_offered
 
     def _is_free(self, node: NodeId, now_ms: int) -> bool:
         each = self._known.get(node)

@@ -5,7 +5,8 @@ the address that the gateway sees of the other: then each router takes the other
 only a few others, or connections would grow with the square of their number.
 """
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from random import Random
 
@@ -34,19 +35,16 @@ class Matchmaker:
         self._rng = rng
         self._met: dict[frozenset[NodeId], int] = {}
 
-    def plan(self, linked: Mapping[NodeId, str], now_ms: int) -> list[Introduction]:
-        """`linked`: nodes that can be told now, and the address of each. Nodes at one address share a router, which
-        rarely lets them connect to each other by its outer address."""
+    def plan(self, told: Mapping[NodeId, str], now_ms: int, *, known: Collection[NodeId]) -> list[Introduction]:
+        """`told`: nodes that can be told now, and the address of each. Nodes at one address share a router, which
+        rarely lets them connect to each other by its outer address. `known`: all nodes, also those that are busy."""
         self._met = {
             pair: at_ms
             for pair, at_ms in self._met.items()
-            if now_ms - at_ms < AGAIN_MS and all(node in linked for node in pair)
+            if now_ms - at_ms < AGAIN_MS and all(node in known for node in pair)
         }
-        counts = dict.fromkeys(linked, 0)
-        for pair in self._met:
-            for node in pair:
-                counts[node] += 1
-        nodes = sorted(linked)
+        counts = Counter(node for pair in self._met for node in pair)
+        nodes = sorted(told)
         self._rng.shuffle(nodes)
         chosen: list[Introduction] = []
         busy: set[NodeId] = set()
@@ -54,7 +52,7 @@ class Matchmaker:
             for second in nodes[index + 1 :]:
                 if len(chosen) == PAIRS_AT_ONCE:
                     return chosen
-                is_free = first not in busy and second not in busy and linked[first] != linked[second]
+                is_free = first not in busy and second not in busy and told[first] != told[second]
                 is_wanted = max(counts[first], counts[second]) < PARTNERS_MAX
                 if is_free and is_wanted and frozenset((first, second)) not in self._met:
                     chosen.append(Introduction(first, second))

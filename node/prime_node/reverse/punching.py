@@ -71,8 +71,8 @@ def parse_order(peer: str, how: str, *, allow_private: bool) -> MeetOrder:
     return MeetOrder(NodeId.parse(peer), match[1] == "serve", str(address), port)
 
 
-Serve = Callable[[NodeId, socket.socket], Awaitable[None]]
-"""Opens a lane to the node on a connected socket, and serves it."""
+Serve = Callable[[NodeId, NodeId, socket.socket], Awaitable[None]]
+"""Opens a lane to the second node, which the first introduced, on a connected socket, and serves it."""
 
 
 class HolePuncher:
@@ -115,7 +115,7 @@ class HolePuncher:
         if self._orders.take(gateway, self._clock.monotonic_ms()) or len(self._tasks) >= AT_ONCE_MAX:
             return web.Response(status=503, text="too many introductions\n")
         local = request.transport.get_extra_info("sockname")
-        task = asyncio.create_task(self._connect(order, (str(local[0]), int(local[1]))))
+        task = asyncio.create_task(self._connect(gateway, order, (str(local[0]), int(local[1]))))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return web.Response(text="")
@@ -125,7 +125,7 @@ class HolePuncher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    async def _connect(self, order: MeetOrder, local: tuple[str, int]) -> None:
+    async def _connect(self, gateway: NodeId, order: MeetOrder, local: tuple[str, int]) -> None:
         self.tried += 1
         try:
             found = await self._punch(local, (order.address, order.port))
@@ -134,7 +134,7 @@ class HolePuncher:
             return
         self.connected += 1
         if order.serves:
-            await self._serve(order.peer, found)
+            await self._serve(gateway, order.peer, found)
             return
         await self._await_offer(found)
 

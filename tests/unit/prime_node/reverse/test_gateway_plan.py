@@ -6,6 +6,7 @@ from prime_node.reverse.gateway_plan import (
     GATEWAYS_MAX,
     GREED_PAUSE_MS,
     LANES,
+    MET_FACTOR,
     REFUSED_MS,
     RETRY_MIN_MS,
     REVIEW_MS,
@@ -64,6 +65,16 @@ def test_a_gateway_that_takes_more_than_the_weights_contain_is_left_alone() -> N
     plan.mark_ended(node, 3)
     assert plan.update(NODES[:1], WEIGHTS, GREED_PAUSE_MS).open == ()
     assert plan.update(NODES[:1], WEIGHTS, 2 * GREED_PAUSE_MS).open == (node,)
+
+
+def test_the_nodes_that_a_gateway_introduces_count_against_it() -> None:
+    plan = GatewayPlan(Random(1), gateways_max=1, lanes=1)
+    (node,) = plan.update(NODES[:1], WEIGHTS, 0).open
+    plan.count_sent(node, MET_FACTOR * 1_000, is_met=True)
+    assert not plan.is_greedy(node, WEIGHTS)
+    plan.count_sent(node, 1, is_met=True)
+    assert plan.is_greedy(node, WEIGHTS)
+    assert plan.update(NODES[:1], WEIGHTS, 1).close == (node,)
 
 
 def test_new_weights_may_be_taken_as_well() -> None:
