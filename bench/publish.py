@@ -114,7 +114,7 @@ class Store:
 
     def wait_for_room(self, step: Step) -> None:
         with self.changed:
-            self.changed.wait_for(lambda: len(self.roots) > step - SaveConfig().unpublished_max)
+            self.changed.wait_for(lambda: len(self.roots) - 1 > step - SaveConfig().unpublished_max)
 
 
 class StoppingStore(Store):
