@@ -211,7 +211,7 @@ class OptimizerConfig:
     clip_norm: Annotated[float, Between(1e-6, 1e6)] = 1.0
     """Largest gradient norm; a larger gradient is scaled down."""
     moments: MomentStorage = MomentStorage.FLOAT32
-    """How the moments are kept: float32, bfloat16 (half the memory), or on the host (none of the GPU's)."""
+    """How the moments are kept: float32, bfloat16 (the first ones: three quarters of the memory), or on the host."""
     outlier: Annotated[float, Between(1.0, 1e9)] = 20.0
     """A gradient whose norm is this many times the median of the last ones is not applied."""
 

@@ -46,7 +46,10 @@ RESERVE_BYTES = 2 * 10**9
 """Of a GPU: the context of its driver, buffers of NCCL, workspaces of cuBLAS."""
 FRAGMENTS_SHARE = 0.03
 """Of the planned memory, that the allocator cannot use."""
-MOMENT_BYTES = {MomentStorage.FLOAT32: 8, MomentStorage.BFLOAT16: 4, MomentStorage.HOST: 0}
+KEPT_BYTES = {MomentStorage.FLOAT32: 8, MomentStorage.BFLOAT16: 6, MomentStorage.HOST: 8}
+"""Of the moments of a weight."""
+STAGED_BYTES = 2 + 4
+"""Of a weight that is saved: a copy in bfloat16 to publish, and one in float32 for a checkpoint."""
 PARTS = {
     "Parameter": "weights",
     "Sharded Param": "weights",
@@ -87,7 +90,7 @@ class MemoryPlan:
 
     parts: dict[str, int]
     host_bytes: int
-    """Moments and activations that are on the host instead."""
+    """Of the host: copies of what is being saved, and moments and activations that are there instead."""
 
     @property
     def total_bytes(self) -> int:
@@ -199,8 +202,7 @@ def render_verdict(verdict: MemoryVerdict) -> str:
     """Pure: the lines for a terminal."""
     lines = [f"{name:<20}{size / 1e9:>9.2f} GB" for name, size in verdict.plan.parts.items() if size]
     lines.append(f"{'a rank at its peak':<20}{verdict.plan.total_bytes / 1e9:>9.2f} GB")
-    if verdict.plan.host_bytes:
-        lines.append(f"{'on the host':<20}{verdict.plan.host_bytes / 1e9:>9.2f} GB")
+    lines.append(f"{'on the host, a rank':<20}{verdict.plan.host_bytes / 1e9:>9.2f} GB")
     usable = get_usable_bytes(verdict.memory_bytes) / 1e9
     given = f"{usable:.2f} GB, which {verdict.memory_bytes / 1e9:.2f} GB leave for it"
     if verdict.fits:
@@ -210,7 +212,8 @@ def render_verdict(verdict: MemoryVerdict) -> str:
     if verdict.switched is None:
         lines.append(f"not even with {names}: take more GPUs, fewer tokens, or fewer replicas")
     else:
-        lines.append(f"it would with {names}: {verdict.switched.total_bytes / 1e9:.2f} GB")
+        host = f"{verdict.switched.host_bytes / 1e9:.2f} GB on the host"
+        lines.append(f"it would with {names}: {verdict.switched.total_bytes / 1e9:.2f} GB a rank, and {host}")
     return "\n".join(lines)
 
 
@@ -272,14 +275,16 @@ def summarize(
     for kind, size in peak.items():
         if kind != "Total":
             parts[PARTS.get(getattr(kind, "value", str(kind)), "temporary")] += size
-    parts["moments"] = weights * MOMENT_BYTES[wishes.moments]
+    is_on_host = wishes.moments is MomentStorage.HOST
+    parts["moments"] = 0 if is_on_host else weights * KEPT_BYTES[wishes.moments]
     parts["reference model"] = parts["weights"] if wishes.has_reference else 0
     # An update has the moments of one tensor in float32 on the device.
     update = 0 if wishes.moments is MomentStorage.FLOAT32 else 8 * largest
     at_rest = parts["weights"] + parts["gradients"] + parts["moments"] + parts["reference model"]
     parts["temporary"] += max(0, at_rest + update - sum(parts.values()))
-    host_moments = weights * 8 if wishes.moments is MomentStorage.HOST else 0
-    return MemoryPlan(parts, host_moments + offloaded_bytes)
+    # The copies of a checkpoint have the moments too.
+    host_bytes = weights * (STAGED_BYTES + (1 + is_on_host) * KEPT_BYTES[wishes.moments])
+    return MemoryPlan(parts, host_bytes + offloaded_bytes)
 
 
 @contextmanager

@@ -17,7 +17,8 @@ NORMS_MIN = 8
 """Gradients needed before one can be an outlier."""
 
 
-MOMENTS = ("exp_avg", "exp_avg_sq")
+FIRST_MOMENT = "exp_avg"
+MOMENTS = (FIRST_MOMENT, "exp_avg_sq")
 
 
 def make_optimizer(model: Any, config: OptimizerConfig) -> Any:
@@ -35,7 +36,10 @@ def make_optimizer(model: Any, config: OptimizerConfig) -> Any:
 
 
 class StoredMomentsAdamW(torch.optim.Optimizer):  # type: ignore[misc]
-    """The same updates in float32, with moments that are kept in bfloat16 or in the memory of the host in between.
+    """The same updates in float32, with the moments kept differently in between.
+
+    In the memory of the host, or the first ones in bfloat16. The second ones are always in float32: an update changes
+    them by 1 - beta2, which may be less than bfloat16 can tell apart.
 
     Only the moments of one tensor at a time are in float32 on the device.
     """
@@ -44,10 +48,10 @@ class StoredMomentsAdamW(torch.optim.Optimizer):  # type: ignore[misc]
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": 1e-8})
         self._storage = storage
 
-    def store(self, moment: Tensor) -> Tensor:
+    def store(self, name: str, moment: Tensor) -> Tensor:
         """A moment as it is kept: `moment` itself is free afterwards."""
         if self._storage is MomentStorage.BFLOAT16:
-            return moment.to(torch.bfloat16)
+            return moment.to(torch.bfloat16) if name == FIRST_MOMENT else moment
         if not hasattr(moment, "device_mesh"):
             return moment.to("cpu")
         # A tensor that is sharded over GPUs, with its part on the host, as torch's own staging of checkpoints makes it.
@@ -98,7 +102,7 @@ def make_moments(parameter: Any, optimizer: Any, updates: int) -> dict[str, Any]
     """A parameter's state after `updates` updates, its moments to be loaded."""
     moments = {name: torch.zeros_like(parameter) for name in MOMENTS}
     if isinstance(optimizer, StoredMomentsAdamW):
-        moments = {name: optimizer.store(each) for name, each in moments.items()}
+        moments = {name: optimizer.store(name, each) for name, each in moments.items()}
     return {"step": torch.tensor(float(updates), device=_get_part(parameter).device), **moments}
 
 
