@@ -40,7 +40,10 @@ class StagedWeights:
 
 @torch.no_grad()  # type: ignore[untyped-decorator]
 def stage_weights(model: Any, ranks: RankGroup) -> StagedWeights:
-    """Copy this rank's rows. Every tensor has the name that it has in public model files, and is there once."""
+    """Copy this rank's rows. Every tensor is there once, under its name in `transformers`.
+
+    That is its name in public model files too, except for mixtures whose experts `transformers` holds fused.
+    """
     tensors, _ = list_tensors(model)
     entries, offset = {}, 0
     for name, value in sorted(tensors.items()):
