@@ -186,46 +186,16 @@ def load_settings(args: argparse.Namespace, config: type) -> Any:
 
 
 def run_keys(args: argparse.Namespace) -> int:
-    import secrets
+    from prime_trainer.setup_commands import make_key, show_key
 
-    from prime_protocol.wire.ids import checksum_address
-    from prime_runtime.keys import create_key_file, read_key_address
-
-    if args.action == "show":
-        print(checksum_address(read_key_address(args.key)))
-        return 0
-    key = create_key_file(args.key, ask_password(args.password_file), secrets.token_bytes)
-    print(f"address  {checksum_address(key.node)}")
-    print(f"written to {args.key}. Keep a copy of it and of its password: a run has one trainer, this key.")
+    print(show_key(args.key) if args.action == "show" else make_key(args.key, args.password_file))
     return 0
 
 
-def ask_password(file: Path | None) -> str:
-    """The password of a new key: of the file, or typed twice."""
-    import getpass
-
-    from prime_protocol.errors import LocalError
-    from prime_runtime.keys import PASSWORD_CHARS_MIN, resolve_password
-
-    if file is not None or not sys.stdin.isatty():
-        return resolve_password(None, file)
-    password = getpass.getpass("password for the new key: ")
-    if getpass.getpass("again: ") != password:
-        raise LocalError("the two passwords differ")
-    if len(password) < PASSWORD_CHARS_MIN:
-        raise LocalError(f"the password has {len(password)} characters, it needs at least {PASSWORD_CHARS_MIN}")
-    return password
-
-
 def run_model(args: argparse.Namespace) -> int:
-    from prime_protocol.errors import LocalError
-    from prime_trainer.model.tiny import make_recurrent_checkpoint, make_tiny_checkpoint
+    from prime_trainer.setup_commands import make_model
 
-    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
-        raise LocalError(f"{args.out} exists and is not overwritten; choose another folder with --out")
-    make = make_recurrent_checkpoint if args.recurrent else make_tiny_checkpoint
-    make(args.out, seed=args.seed)
-    print(f"written to {args.out}: config.json, tokenizer.json and random weights")
+    print(make_model(args.out, seed=args.seed, is_recurrent=args.recurrent))
     return 0
 
 

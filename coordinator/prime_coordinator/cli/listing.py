@@ -206,6 +206,8 @@ def describe_readiness(context: OperatorContext, client: OperatorClient) -> str:
     except CoordinatorUnreachable:
         # It answers, since the status came; the index, which has the runs' details, may be building after a start.
         return "not known yet: the index is being built"
+    except LocalError as error:
+        return f"not known: {escape(str(error))}"
     worst = find_worst(build_readiness(facts))
     if worst is None:
         return "no problems found"

@@ -27,7 +27,7 @@ class QuickstartPlan:
     network: str = "devnet"
     run: str = "demo"
     model: str = TINY
-    """`tiny`, a model folder, or a name on the Hugging Face hub."""
+    """`tiny`, or a model folder."""
     task_set: str = TINY_TASKS
     host: str = ""
     """Name or address by which other machines reach this one; empty: this machine only."""
@@ -125,7 +125,8 @@ def list_orders(plan: QuickstartPlan, *, trainer: NodeId, inspector: NodeId, mod
     """What the running coordinator is told once: money, and the run. `model` is a folder by now."""
     terms = {
         "model_config": model,
-        "model": plan.model,
+        # The name is public: not the path that was typed.
+        "model": TINY if plan.is_tiny else model.name,
         "task_set": plan.task_set,
         "trainer": trainer,
         "inspectors": inspector,

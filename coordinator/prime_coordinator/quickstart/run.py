@@ -9,6 +9,7 @@ import secrets
 import shlex
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from prime_coordinator.constants import QUICKSTART_READY_S
 from prime_coordinator.home import CoordinatorHome
@@ -63,10 +64,11 @@ class Quickstart:
         await self._start(make_coordinator_step(plan))
         await self._until(self._answers, "the coordinator answers")
         model = self._find_model()
-        if not await self._has_run():
-            trainer = read_key_address(plan.trainer_key)
-            inspector = read_key_address(plan.validator / "key.json")
-            for step in list_orders(plan, trainer=trainer, inspector=inspector, model=model):
+        known = await self._find_run()
+        trainer, inspector = read_key_address(plan.trainer_key), read_key_address(plan.validator / "key.json")
+        for step in list_orders(plan, trainer=trainer, inspector=inspector, model=model):
+            # A start that was interrupted goes on where it was.
+            if known is None or (step.name == "fund" and not known["pool_nano"]):
                 await self._do(step)
         coordinator = read_key_address(CoordinatorHome(plan.coordinator).key)
         for step in list_services(plan, coordinator=coordinator, model=model):
@@ -134,9 +136,10 @@ class Quickstart:
             return False
         return True
 
-    async def _has_run(self) -> bool:
+    async def _find_run(self) -> dict[str, Any] | None:
         async with open_json_client(self.url) as client:
-            return any(run["run"] == self._plan.run for run in (await client.get("/status"))["runs"])
+            runs = (await client.get("/status"))["runs"]
+        return next((run for run in runs if run["run"] == self._plan.run), None)
 
     async def _is_ready(self) -> bool:
         try:

@@ -20,6 +20,7 @@ from prime_coordinator.constants import (
     RETRY_MS_MAX,
     ROUND_LATE_S,
     STRAGGLER_SHARE,
+    THROUGHPUT_CLAIMED_MAX,
     UNSETTLED_STEPS_MAX,
 )
 from prime_coordinator.entry_writer import EntryWriter
@@ -165,7 +166,11 @@ class LeaseScheduler:
         step, is_probe = Step(run.latest), not self.throughput.is_measured(node)
         terms = get_step_terms(run, step)
         load = self._get_load(name, run, node, request, now_ms)
-        self._active[name].record(node, 0.0 if is_probe else load.tokens_per_s, now_ms)
+        speed = 0.0 if is_probe else load.tokens_per_s
+        if self._is_new(run, node):
+            # What made it look fast may be junk that nobody has judged yet, and would make the shares of others small.
+            speed = min(speed, THROUGHPUT_CLAIMED_MAX)
+        self._active[name].record(node, speed, now_ms)
         parts = PROBATION_STEP_PARTS if self._is_new(run, node) else 1
         rows, samples = load.get_rows(), terms.samples_per_slot
         fitting = min(-(-rows // samples), compute_slots_max(terms), terms.slots_per_step // parts)

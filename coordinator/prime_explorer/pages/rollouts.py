@@ -1,7 +1,7 @@
 """The rollouts of a submission, read strictly, with tokens decoded to text if a tokenizer is available."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, repeat
 from typing import Any, Protocol
 
@@ -77,6 +77,16 @@ def make_unavailable(problem: str) -> RolloutsView:
     return RolloutsView(total=0, first=0, rows=(), is_text=False, problem=problem)
 
 
+def _read_any_format(data: bytes, limits: RolloutLimits) -> Sequence[Rollout]:
+    """The rows of a file. `limits` follow today's terms, which may have got or lost their table of classes since."""
+    try:
+        return read_rollouts(data, limits).rows
+    except RemoteError as error:
+        if error.field != "header.format":
+            raise
+        return read_rollouts(data, replace(limits, names_class=not limits.names_class)).rows
+
+
 def read_rollout_views(
     data: bytes, terms: dict[str, Any], lease: dict[str, int], first: int, model: RunTokenizer | None
 ) -> RolloutsView:
@@ -91,7 +101,7 @@ def read_rollout_views(
             output_tokens_max=terms["output_tokens_max"],
             names_class=bool(terms.get("class_bounds", {}).get("classes")),
         )
-        rows = read_rollouts(data, limits).rows
+        rows = _read_any_format(data, limits)
     except RemoteError as error:
         return make_unavailable(f"the file does not pass the strict reader: {error}")
     family = open_inline_family(terms["task_set"]) if model is not None else None

@@ -14,7 +14,7 @@ from prime_node.cli.context import NodeCliContext
 from prime_protocol.constants import CLASSES_MAX
 from prime_protocol.errors import LocalError
 from prime_protocol.proofs.class_bounds import EngineClass
-from prime_protocol.wire.ids import NodeId
+from prime_protocol.wire.ids import NodeId, parse_address
 from prime_runtime.clock import SystemClock
 
 
@@ -43,7 +43,7 @@ class MeasuredPair:
 def merge(context: NodeCliContext) -> int:
     args = context.args
     check_output_path(args.out)
-    return merge_files(context, args.files, frozenset(map(NodeId.parse, args.authors or ())))
+    return merge_files(context, args.files, frozenset(map(parse_address, args.authors or ())))
 
 
 def merge_files(context: NodeCliContext, paths: Sequence[Path], authors: frozenset[NodeId]) -> int:

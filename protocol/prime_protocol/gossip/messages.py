@@ -40,6 +40,7 @@ from prime_protocol.constants import (
 )
 from prime_protocol.errors import RemoteError
 from prime_protocol.gossip.accusation import Accusation
+from prime_protocol.ledger.versions.upgrades import OLD_FORMS, make_shorter_form
 from prime_protocol.log.tree_head import SignedNote, TreeHead
 from prime_protocol.weights.manifest import ManifestKind
 from prime_protocol.wire.addresses import PeerAddress, ServerUrl
@@ -342,6 +343,9 @@ class RelayPoll:
     record: Annotated[bytes, Size(0, PEER_RECORD_BYTES_MAX)]
     """The frame of the asker's own peer record, which the coordinator gives to others; empty if it cannot be dialled,
     or did not change since the last poll."""
+
+
+OLD_FORMS[RelayPoll] = (make_shorter_form(RelayPoll, 2, {"wants_peers": False, "record": b""}),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,7 +88,13 @@ def tally_outcome(state: LedgerState, run: RunState, name: Digest, at_ms: int) -
     votes = _count_votes(submission.rounds)
     is_majority = votes[Outcome.ACCEPT] > max(terms.quorum, votes.total()) // 2
     is_last_word = is_stuck(state, run, name, at_ms) and not awaits_ruling(state, run, name, at_ms)
-    return Outcome.ACCEPT if is_majority and is_last_word else None
+    if not is_last_word:
+        return None
+    if is_majority:
+        return Outcome.ACCEPT
+    # No second quorum is left to ask: the lead of one is the last word. Otherwise a small network would pay validators
+    # for accepts only.
+    return decide_outcome(rounds, terms.quorum, INVALID_BY_TWO_QUORUMS - 1)
 
 
 def get_open_rounds(run: RunState, name: Digest) -> Sequence[AuditRoundState]:

@@ -322,7 +322,6 @@ def submit(state: LedgerState, context: EntryContext, entry: Submitted) -> None:
         context_tokens=entry.context_tokens,
     )
     run.unsettled.add(name)
-    run.unsettled.add(name)
     run.await_head(name, context.index)
 
 

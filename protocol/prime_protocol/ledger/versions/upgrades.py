@@ -22,7 +22,7 @@ from prime_protocol.ledger.versions.lineage import compute_lineage_root
 from prime_protocol.proofs.class_bounds import NO_CLASS_BOUNDS
 from prime_protocol.wire.codec import Size, decode, encode
 from prime_protocol.wire.ids import Digest, Step
-from prime_protocol.wire.messages import RunReply, StepReply
+from prime_protocol.wire.messages import LeaseRequest, RunReply, StepReply
 
 T = TypeVar("T")
 
@@ -122,13 +122,28 @@ def _make_holder_form(kind: type) -> OldForm:
     return OldForm(old_kind, 3, partial(upgrade_holder, kind), partial(downgrade_holder, old_kind))
 
 
+def make_shorter_form(kind: type, number: int, defaults: Mapping[str, Any]) -> OldForm:
+    """A request without the fields that the next version added. A program of that version means the defaults, and the
+    answer of an older one to what the fields ask for is that it does not know them."""
+    old_kind = make_old_kind(kind, number, without=frozenset(defaults))
+
+    def upgrade(old: Any) -> Any:
+        return kind(**_list_values(old), **defaults)
+
+    def downgrade(new: Any) -> Any:
+        return old_kind(**{name: value for name, value in _list_values(new).items() if name not in defaults})
+
+    return OldForm(old_kind, number + 1, upgrade, downgrade)
+
+
 # --- The table --------------------------------------------------------------------------------------------------------
 
 OLD_FORMS: dict[type, tuple[OldForm, ...]] = {
     CheckpointPublished: (OldForm(CheckpointPublished1, 2, upgrade_checkpoint_1, downgrade_checkpoint_2),),
     **{kind: (_make_holder_form(kind),) for kind in (RunCreated, RunUpdated, StepReply, RunReply)},
+    LeaseRequest: (make_shorter_form(LeaseRequest, 2, {"rows_at_once": 0}),),
 }
-"""Oldest first. A type that is not here has one form."""
+"""Oldest first. A type that is not here has one form. gossip/messages.py adds those of its own."""
 
 FIRST_VERSIONS: dict[type, int] = {SubmissionsListed: 2}
 """Types that did not exist in version 1."""

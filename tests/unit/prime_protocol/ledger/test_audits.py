@@ -14,6 +14,7 @@ from prime_protocol.ledger.audits import (
     compute_verdict_ms,
     decide_outcome,
     needs_new_round,
+    tally_outcome,
 )
 from prime_protocol.ledger.entries import Outcome, Role
 from prime_protocol.ledger.funds import Escrow
@@ -503,3 +504,12 @@ def test_an_unbonded_stake_taken_back_from_escrow_stands_behind_the_node_again(w
     assert world.stake_of("ann") == SLASH
     assert world.state.funds.slashable_nano((world.id("ann"), world.id("ann"))) == STAKE + 1
     assert world.run.steps[Step(0)].pending == 0
+
+
+def test_one_quorum_that_agrees_on_invalid_is_the_last_word_where_no_other_is_left_and_is_paid() -> None:
+    world = World.started(validators=TERMS.quorum)
+    name = world.submit(world.lease("ann"))
+    world.judge(name, *[INVALID] * TERMS.quorum)
+    assert tally_outcome(world.state, world.run, name, world.now_ms) is INVALID
+    assert world.settle(name) is INVALID
+    assert world.submission(name).judged is INVALID

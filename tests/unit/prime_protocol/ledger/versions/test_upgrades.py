@@ -1,11 +1,13 @@
 """Every old form is read as the newest, and an entry has the form of the rules in force."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from prime_protocol.constants import LINEAGE_MAX, PROTOCOL_VERSION, RULES_NOTICE_MS
 from prime_protocol.errors import RemoteError
+from prime_protocol.gossip.messages import RelayPoll
 from prime_protocol.ledger import entries as e
 from prime_protocol.ledger.entries import Outcome
 from prime_protocol.ledger.replay import decode_entry, open_leaf
@@ -21,6 +23,7 @@ from prime_protocol.ledger.versions.upgrades import (
 )
 from prime_protocol.wire.codec import encode
 from prime_protocol.wire.ids import Step
+from prime_protocol.wire.messages import LeaseRequest
 from support.ledger_network import NETWORK, World, digest
 
 NAMES = tuple(digest(f"submission {number}") for number in range(3))
@@ -32,6 +35,19 @@ def test_an_old_checkpoint_is_upgraded_with_nothing_lost() -> None:
     assert decode_form(e.CheckpointPublished, 1, encode(OLD)) == NEW
     unsorted = replace(OLD, trained_on=NEW.trained_on[::-1])
     assert decode_form(e.CheckpointPublished, 1, encode(unsorted)) == replace(NEW, trained_on=NEW.trained_on[::-1])
+
+
+@pytest.mark.parametrize(
+    "newest",
+    [
+        LeaseRequest(checkpoint_step=1, tokens_per_s=2, rows_at_once=0),
+        RelayPoll(seen=1, wait_ms=2, wants_peers=False, record=b""),
+    ],
+)
+def test_a_request_of_the_release_before_is_read_and_answered_as_one(newest: Any) -> None:
+    old = encode_form(newest, 2)
+    assert old != encode_form(newest, PROTOCOL_VERSION)
+    assert decode_form(type(newest), 2, old) == newest
 
 
 def test_an_entry_is_written_in_the_form_of_its_version() -> None:
