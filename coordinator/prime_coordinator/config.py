@@ -27,7 +27,7 @@ from prime_protocol.constants import (
 )
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import DEFAULT_TICKER, NetworkId, NodeId, RunId, Ticker
-from prime_runtime.gossip.config import P2PConfig
+from prime_runtime.gossip.config import LOOPBACK_MULTIADDR, P2PConfig
 from prime_runtime.http.config import ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.logs import LogConfig
 from prime_runtime.objects.store import S3Config
@@ -37,7 +37,6 @@ from prime_runtime.settings.schema import Between, ConfigError, settings_class
 from prime_runtime.shardcast.config import check_urls
 
 CONFIG_NAME = "config.toml"
-LOOPBACK_MULTIADDR = "/ip4/127.0.0.1/tcp/0"
 DAY_MS = 24 * 3_600_000
 
 

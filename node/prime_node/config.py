@@ -17,7 +17,7 @@ from prime_node.policy.policy import PolicyConfig
 from prime_protocol.constants import AMOUNT_NANO_MAX, RUNS_SERVED_MAX
 from prime_protocol.errors import LocalError, RemoteError
 from prime_protocol.wire.ids import NetworkId, NodeId, RunId, parse_address
-from prime_runtime.gossip.config import P2PConfig
+from prime_runtime.gossip.config import LOOPBACK_MULTIADDR, P2PConfig
 from prime_runtime.http.config import ClientLimits, ListenConfig, ServerAddress, ServerLimits
 from prime_runtime.logs import LogConfig
 from prime_runtime.redaction import Secret
@@ -214,6 +214,8 @@ class NodeConfig:
         object.__setattr__(self, "coordinator_id", self.coordinator_id.lower())
         check_urls("announce", self.announce)
         self._check_runs()
+        if self.reach.map_port and self.listen.is_loopback:
+            raise ConfigError(f"reach.map_port needs a listen.host that the router can reach, not {self.listen.host}")
         if self.coordinator:
             self._check_coordinator()
 
@@ -267,6 +269,16 @@ class NodeConfig:
             return self.weights.allow_private or host == "localhost" or not ip_address(host).is_global
         except ValueError:
             return False
+
+    @property
+    def gossip(self) -> P2PConfig:
+        """The section [p2p]. Where the coordinator is on this machine and nothing is announced, gossip listens for this
+        machine only, unless the owner says otherwise. A coordinator at a private address means a network inside one
+        building."""
+        host = urlsplit(self.coordinator).hostname or ""
+        p2p = replace(self.p2p, allow_private=self.p2p.allow_private or self.allows_private_addresses)
+        is_alone = ListenConfig(host=host).is_loopback and not self.announce and not p2p.announce
+        return replace(p2p, listen=LOOPBACK_MULTIADDR) if is_alone and p2p.listen == P2PConfig().listen else p2p
 
     @property
     def replays_log(self) -> bool:

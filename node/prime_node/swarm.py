@@ -5,7 +5,6 @@ This module wires parts that may each fail and restart; the daemon supervises th
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from random import Random
 
 from prime_node.config import NodeConfig
@@ -111,8 +110,7 @@ class Swarm:
         libp2p = Libp2pTransport(
             key,
             config.network_id,
-            # A coordinator at a private address means a network inside one building.
-            replace(config.p2p, allow_private=config.p2p.allow_private or config.allows_private_addresses),
+            config.gossip,
             clock=self._clock,
             guard=self.guard,
             peers_file=NodeFolder(config.folder).peers,

@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 LIFE_S = 3_600
 """How long the router keeps the mapping; it is renewed at half of it."""
 RETRY_MS = 300_000
+RENEW_MIN_MS = 60_000
+"""A router that grants a second must not be asked twice a second."""
 PMP_PORT = 5_351
 PMP_TRIES_S = (0.25, 0.5, 1.0)
 UPNP_DISCOVER_MS = 2_000
@@ -128,7 +130,10 @@ def map_by_upnp(port: int, life_s: int) -> PortMapping:
 def map_port(port: int, life_s: int) -> PortMapping:
     """By whichever the router speaks. Blocks for some seconds. LocalError: neither."""
     problems = []
-    router = find_router(Path("/proc/net/route").read_text()) if sys.platform == "linux" else None
+    try:
+        router = find_router(Path("/proc/net/route").read_text()) if sys.platform == "linux" else None
+    except OSError:  # a sandbox may hide it
+        router = None
     if router is not None:
         try:
             return map_by_pmp(router, port, life_s)
@@ -144,7 +149,11 @@ def map_port(port: int, life_s: int) -> PortMapping:
 class PortMapper:
     """Keeps one port mapped."""
 
-    def __init__(self, clock: Clock, map_port: Callable[[int, int], PortMapping] = map_port) -> None:
+    def __init__(
+        self, clock: Clock, map_port: Callable[[int, int], PortMapping] = map_port, *, allow_private: bool
+    ) -> None:
+        """`allow_private`: announce an outer address of a private network too."""
+        self._allow_private = allow_private
         self._clock = clock
         self._map_port = map_port
         self.mapping: PortMapping | None = None
@@ -158,6 +167,8 @@ class PortMapper:
         while True:
             try:
                 found = await asyncio.to_thread(self._map_port, port, LIFE_S)
+                if not (self._allow_private or IPv4Address(found.address).is_global):
+                    raise LocalError(f"its outer address {found.address} is private: another router is before it")
             except LocalError as error:
                 if str(error) != self.problem:
                     log.info("the router does not forward a port: %s", error)
@@ -167,4 +178,4 @@ class PortMapper:
             if found != self.mapping:
                 log.info("the router forwards %s:%d to this machine (%s)", found.address, found.port, found.how)
             self.mapping, self.problem = found, ""
-            await self._clock.sleep_ms(found.life_s * 500)
+            await self._clock.sleep_ms(max(RENEW_MIN_MS, found.life_s * 500))

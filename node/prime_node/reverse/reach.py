@@ -53,7 +53,7 @@ class Reach:
         self._is_started = False
         self._announced: tuple[str, ...] = ()
         self._port = 0
-        self._mapper = PortMapper(clock)
+        self._mapper = PortMapper(clock, allow_private=config.allows_private_addresses)
         limits = LaneLimits(nodes_max=config.reach.nodes_max)
         self.gateway = ReverseGateway(key.node, connections.make_connection, clock=clock, rng=rng, limits=limits)
         connections.lanes = self.gateway
@@ -112,6 +112,12 @@ class Reach:
             await self._http.start_without_port()
             how = "by connections to public nodes" if self.serves else "no weights: announce is empty, reach.lanes off"
             log.info("outbound only: serving %s", how)
+        upload = self._config.upload
+        if self._config.reach.lanes and not (self._config.announce or upload.bytes_per_s or upload.bytes_per_day):
+            log.warning(
+                "other nodes fetch weights from this one without limit, also behind a router; set upload.bytes_per_s"
+                " or upload.bytes_per_day, or reach.lanes = false to serve nothing without an open port"
+            )
         self._is_started = True
 
     async def run(self) -> None:

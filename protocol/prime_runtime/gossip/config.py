@@ -11,6 +11,7 @@ from prime_protocol.wire.addresses import PeerAddress
 from prime_runtime.settings.schema import Between, ConfigError, settings_class
 
 BOOTSTRAP_MAX = 64
+LOOPBACK_MULTIADDR = "/ip4/127.0.0.1/tcp/0"
 
 
 class P2PMode(StrEnum):

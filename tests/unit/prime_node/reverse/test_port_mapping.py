@@ -69,11 +69,13 @@ def test_the_router_is_the_default_route() -> None:
 async def test_a_mapping_is_announced_and_its_loss_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[PortMapping | LocalError] = [
         LocalError("no router"),
-        PortMapping("203.0.113.9", 18450, 0, "NAT-PMP"),
+        PortMapping("100.64.0.9", 18450, 0, "NAT-PMP"),
+        PortMapping("8.8.8.8", 18450, 0, "NAT-PMP"),
         LocalError("gone"),
     ]
     said: list[tuple[tuple[str, ...], str]] = []
     monkeypatch.setattr(port_mapping, "RETRY_MS", 0)
+    monkeypatch.setattr(port_mapping, "RENEW_MIN_MS", 0)
 
     def ask(port: int, life_s: int) -> PortMapping:
         said.append((mapper.urls, mapper.problem))
@@ -84,7 +86,8 @@ async def test_a_mapping_is_announced_and_its_loss_is_noticed(monkeypatch: pytes
             raise answer
         return answer
 
-    mapper = PortMapper(SystemClock(), ask)
+    mapper = PortMapper(SystemClock(), ask, allow_private=False)
     with pytest.raises(asyncio.CancelledError):
         await mapper.run(8450)
-    assert said == [((), ""), ((), "no router"), (("http://203.0.113.9:18450",), ""), ((), "gone")]
+    private = "its outer address 100.64.0.9 is private: another router is before it"
+    assert said == [((), ""), ((), "no router"), ((), private), (("http://8.8.8.8:18450",), ""), ((), "gone")]
