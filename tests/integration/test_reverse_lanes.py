@@ -232,8 +232,10 @@ async def test_a_peer_that_was_met_and_makes_no_offer_loses_its_connection(
     async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with suppress(OSError):
             await reader.read()
-        ended.set()
         writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+        ended.set()
 
     peer = await asyncio.start_server(say_nothing, "127.0.0.1", 0)
     port = peer.sockets[0].getsockname()[1]
