@@ -52,7 +52,10 @@ async def test_contracts_are_made_only_on_a_chain_and_for_a_token_that_are_there
     await chain.give(OPERATOR.node)
     await refused(*there, "--token", checksum_address(NOBODY), says=f"there is no token at {NOBODY}")
     await refused(
-        *there, "--token", checksum_address(NOBODY).swapcase().replace("X", "x"), says="fails the address checksum"
+        *there,
+        "--token",
+        checksum_address(NOBODY).swapcase().replace("X", "x"),
+        says="fails the checksum of its",
     )
     assert await chain.chain.nonce(OPERATOR.node) == 0, "nothing was spent"
 

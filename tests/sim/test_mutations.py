@@ -257,7 +257,7 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
     ),
     "a finding about paid work": (
         (Patch(findings, "_check_open", "if run.steps[submission.step].paid:", "if False:"),),
-        FINDERS,
+        {**FINDERS, "steps": 4, "false_finders": 4},
         "findings_are_about_unpaid_accepted_work",
     ),
     "two of three uphold a finding": (

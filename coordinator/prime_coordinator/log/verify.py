@@ -154,11 +154,11 @@ def _scan_entries(mirror: Path, size: int, network: NetworkId) -> tuple[dict[int
         for place, leaf in enumerate(read_bundle(mirror, bundle), bundle.index * TILE_HASHES):
             try:
                 keys = KeyChain.begin(leaf, network) if keys is None else keys.extend_if_rotation(place, leaf)
+                if word in leaf and (payload := decode_leaf(leaf)[1]).kind == SnapshotNoted.__name__:
+                    entry = decode(SnapshotNoted, payload.body)
+                    found.setdefault(entry.size, NotedSnapshot(place, entry))
             except RemoteError as error:
                 raise RemoteError(f"entry {place}: {error.field}", error.problem) from None
-            if word in leaf and (payload := decode_leaf(leaf)[1]).kind == SnapshotNoted.__name__:
-                entry = decode(SnapshotNoted, payload.body)
-                found.setdefault(entry.size, NotedSnapshot(place, entry))
     assert keys is not None, "the size is not 0"
     return found, keys
 
@@ -261,7 +261,11 @@ class _LogVerification:
     def _check_rules(self, leaf: bytes) -> None:
         """UnknownRules where the log follows rules from this leaf on that this program cannot judge."""
         state = self._ledger.state
-        state.rules.check_known(at_ms=decode_leaf(leaf)[0], index=state.size)
+        try:
+            at_ms = decode_leaf(leaf)[0]
+        except RemoteError:
+            return  # it cannot be read at all, which is what the caller is about to report
+        state.rules.check_known(at_ms=at_ms, index=state.size)
 
     def _apply(self, leaf: bytes, *, is_checked: bool = True) -> None:
         ledger, verified = self._ledger, self._verified

@@ -30,6 +30,7 @@ from prime_protocol.gossip.messages import (
     ReceivedGossip,
     ServingRecord,
     compute_repeat_ms,
+    get_frame_kind,
     get_topic,
     open_gossip,
     open_peer_record,
@@ -114,6 +115,8 @@ def test_only_kinds_of_gossip_are_gossip() -> None:
     for kind in ("heartbeat", GossipKind.PEER_RECORD):
         with pytest.raises(RemoteError, match=r"^Payload\.kind"):
             opened(sealed_as(kind, encode(announced())), GossipKind.ANNOUNCED)
+        with pytest.raises(RemoteError, match=r"^frame: is a "):
+            get_frame_kind(sealed_as(kind, encode(announced())), NETWORK)
 
 
 def test_a_body_that_is_not_the_message_is_refused() -> None:
