@@ -177,7 +177,7 @@ async def test_servers_that_all_fail_are_told_once_asked_slowly_and_given_up_whe
     is_wanted = False
     async with asyncio.timeout(20):
         assert await task is False
-    node.fetcher._connections._allow_private = True
+    node.fetcher._connections.allow_private = True
     await obtain_all([node], signed)
     assert node.fetcher.problem == ""
 

@@ -95,8 +95,8 @@ MUTATIONS: dict[str, tuple[tuple[Patch, ...], dict[str, Any], str]] = {
             Patch(
                 judgement,
                 "tally_outcome",
-                "return Outcome.ACCEPT if is_majority and is_last_word else None",
-                "return Outcome.ACCEPT if is_majority else None",
+                "if not is_last_word:",
+                "if not is_last_word and not is_majority:",
             ),
         ),
         FORGERY_RING,

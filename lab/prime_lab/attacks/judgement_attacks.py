@@ -99,12 +99,14 @@ def judge_found(finished: FinishedWorld) -> AttackResult | None:
         return None
     pays = trace_pending_pay(finished)
     slashed = sum(bool(logged.upheld and logged.executed) for logged in found.values())
-    lost = sum(pays[name].held_units > 0 and pays[name].executed[1] == 0 for name in found)
+    # A node that was slashed before has no pending pay left that a further finding could hold back.
+    lost = sum((pays[name].held_units > 0 or not pays[name].filed[0]) and not pays[name].executed[1] for name in found)
+    is_held = any(pays[name].held_units > 0 for name in found)
     finders = {line.author for logged in found.values() for line in logged.findings}
     gained_nano = sum(get_balance(finished, finder) - FINDER_BALANCE for finder in finders)
     bounty_nano = sum(compute_bounty_nano(logged, finished.history) for logged in found.values())
     told = f"{len(found)} forged files were not drawn and found, {slashed} slashed, {lost} lost their pending pay"
-    is_so = slashed == lost == len(found) and gained_nano >= bounty_nano > 0
+    is_so = is_held and slashed == lost == len(found) and gained_nano >= bounty_nano > 0
     return make_result(
         AttackVerdict.FRAUDULENT,
         is_so,
