@@ -6,8 +6,8 @@ from pathlib import Path
 
 from chaos.hosts import Host, Site
 from chaos.schedule import COORDINATOR, ORIGIN, TRAINER, Arena
+from prime_coordinator.quickstart.plan import make_flags
 from prime_lab.devnet import recipe
-from prime_lab.devnet.plan import make_flags
 
 NETWORK, RUN = "devnet", "chaos"
 PORT = 8440

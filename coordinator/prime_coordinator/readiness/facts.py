@@ -36,15 +36,12 @@ class RunFacts:
     """Owners with a validator in the run."""
     serving: int
     """Nodes and origins that announce weights of the run."""
-    submitters: int
-    """Nodes that submitted in the newest step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkFacts:
     """The network as its operator's machine sees it."""
 
-    network: str
     ticker: str
     is_devnet: bool
     is_evm: bool

@@ -38,7 +38,6 @@ def probe_network(config: CoordinatorConfig, client: Operator, authority: Path |
     runs = client.query("runs", {"limit": str(ROWS_PER_PAGE_MAX)})["rows"]
     randomness = status["randomness"]
     return NetworkFacts(
-        network=status["network"],
         ticker=status["ticker"],
         is_devnet=config.is_devnet,
         is_evm=config.settlement.is_evm,
@@ -94,7 +93,6 @@ def probe_run(client: Operator, row: dict[str, Any]) -> RunFacts:
         pool_nano=row["pool_nano"],
         owners_registered=client.count_validators(run, terms).registered,
         serving=len(serving),
-        submitters=view["summary"]["nodes"],
     )
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from prime_coordinator.quickstart.plan import make_flags
 from prime_coordinator.settlement.files import ChainFiles
 from prime_lab.devnet import recipe
 from prime_lab.devnet.plan import (
@@ -24,7 +25,6 @@ from prime_lab.devnet.plan import (
     DevnetRole,
     get_coordinator_folder,
     get_password_file,
-    make_flags,
 )
 from prime_lab.devnet.summary import NamedEvent, count_open_slashes, describe_events, list_missing_events
 from prime_protocol.errors import LocalError
@@ -78,7 +78,7 @@ def make_deploy_argv(home: Path, rpc: str, password: Path, bank: NodeId) -> list
 
 def make_settlement_flags(rpc: str) -> list[str]:
     """For `prime-coordinator init`."""
-    return make_flags({**SETTLEMENT, "settlement.rpc": rpc})
+    return list(make_flags({**SETTLEMENT, "settlement.rpc": rpc}))
 
 
 def make_fund_argv(home: Path, run: str, key: Path, password: Path) -> list[str]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from prime_coordinator.quickstart.plan import make_flags
 from prime_lab.cheats.registry import FALSE_WITNESS, LAZY
 from prime_lab.devnet import recipe
 from prime_lab.devnet.recipe import SLOTS
@@ -225,12 +226,3 @@ def _list_trainer_settings(plan: DevnetPlan, url: str, coordinator: str) -> dict
         "key": plan.folder / "trainer.key",
         "password_file": get_password_file(plan),
     }
-
-
-def make_flags(settings: dict[str, object]) -> list[str]:
-    """Each setting as its flag."""
-    return [
-        word
-        for name, value in settings.items()
-        for word in ("--" + name.replace(".", "-").replace("_", "-"), str(value))
-    ]

@@ -33,10 +33,8 @@ RUN = RunFacts(
     pool_nano=1_000 * PRIME,
     owners_registered=9,
     serving=3,
-    submitters=4,
 )
 GOOD = NetworkFacts(
-    network="swarm",
     ticker="PRIME",
     is_devnet=False,
     is_evm=False,
